@@ -69,6 +69,7 @@ class AutoCapturedStep:
         began = _now()
         try:
             result = self._function(*args) if kind == "eager" else self._replay(args)
+        # capture() raises on all ranks or on none, so all of them decide the same.
         except CaptureError as error:
             self._decide("off", f"eager, since {error}")
             return self._function(*args)
@@ -87,6 +88,7 @@ class AutoCapturedStep:
         medians = np.array([statistics.median(seconds[1:] or [0.0]) for seconds in self._seconds.values()])
         self._comm.Allreduce(MPI.IN_PLACE, medians, MPI.MAX)
         eager, captured = medians * 1e3
+        # After the eager steps only these are known. A long one ends the comparison, since a recording takes several.
         if not self._seconds["captured"]:
             if eager >= _LONG_S * 1e3:
                 self._decide(

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, a line now and then in a log. Rank 0 alone shows it."""
+"""Progress of long work: a bar on a terminal, a line every ten seconds in a log. Rank 0 alone shows it."""
 
 from __future__ import annotations
 

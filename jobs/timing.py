@@ -82,14 +82,15 @@ def time_interleaved(
         Seconds of each measured round, by name. The same on all ranks.
     """
     times: dict[K, list[float]] = {name: [] for name in variants}
-    for turn in range(warm_up + rounds):
+    for number in range(warm_up + rounds):
         for name, variant in variants.items():
             comm.Barrier()
             seconds = variant()
+            # Before the allreduce, in which the ranks that wait would poll and slow down the others.
             if asleep:
                 barrier_without_polling(comm)
             slowest = comm.allreduce(seconds, MPI.MAX)
-            if turn >= warm_up:
+            if number >= warm_up:
                 times[name].append(slowest)
     return times
 

@@ -43,6 +43,7 @@ def run_in_new_process(words: Sequence[str]) -> Peak:
     DistconvError
         If the process fails.
     """
+    # Without the launcher's variables, by which MPI in the child would join this job.
     environment = {"OMP_NUM_THREADS": str(torch.get_num_threads()), **environment_without_launcher()}
     command = [sys.executable, "-m", "distconv", "bench", *words]
     finished = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -54,7 +55,7 @@ def run_in_new_process(words: Sequence[str]) -> Peak:
 
 def measure_first_step(make: Callable[[], Callable[[], object]]) -> Peak:
     """Measure memory and time of the first call of the function that ``make`` returns, and its construction."""
-    _peak_bytes_since_last()
+    _peak_bytes_since_last()  # resets the peak, which imports have raised
     before = _peak_bytes_since_last()  # what is resident
     step = make()
     _peak_bytes_since_last()

@@ -231,11 +231,12 @@ class _Bench:
 
     def _one_rank(self) -> Variant:
         if self.world.rank:
-            return idle
+            return idle  # time_interleaved needs every variant on every rank
         return self._timed(_plain_step(_model(self.options), self.x, self.target))
 
     def _ddp(self) -> Variant:
         model = DistributedDataParallel(_model(self.options))
+        # DistributedDataParallel averages the gradients of its ranks, each of which trains its part of the mini-batch.
         x, target = (whole.tensor_split(self.world.size)[self.world.rank] for whole in (self.x, self.target))
         return self._timed(_plain_step(model, x, target))
 

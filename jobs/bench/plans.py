@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -85,25 +86,22 @@ def _measured(
     network = argparse.Namespace(**vars(options) | {"model": model})
     torch.manual_seed(0)
     x, target = torch.randn(batch, *options.input), torch.randint(options.classes, (batch,))
+    optimizer = partial(torch.optim.SGD, lr=1e-6, momentum=0.9)
     pipes = {
         path: Pipeline.from_plan(
-            plan, build_network(network), comm, functional.cross_entropy, _optimizer, example=x[:2], kind=kind
+            plan, build_network(network), comm, functional.cross_entropy, optimizer, example=x[:2], kind=kind
         )
         for path, plan in plans.items()
     }
     times: dict[str, list[float]] = {path: [] for path in plans}
-    for turn in range(WARM_UP + options.rounds):
+    for number in range(WARM_UP + options.rounds):
         for path, plan in plans.items():
             seconds = pipeline_step_s(pipes[path], plan.schedule, x, target, comm)
-            if turn >= WARM_UP:
+            if number >= WARM_UP:
                 times[path].append(seconds)
     for pipe in pipes.values():
         pipe.close()
     return times
-
-
-def _optimizer(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, 1e-6, momentum=0.9)
 
 
 def _report(options: argparse.Namespace, plans: dict[str, PipelinePlan], times: dict[str, list[float]]) -> str:

@@ -63,7 +63,7 @@ examples:
 """
 
 HERE = "here"
-WARM_UP, ITERATIONS, TURNS = 2, 4, 3
+WARM_UP, ITERATIONS, ROUNDS = 2, 4, 3
 """Warm-up steps and timed steps of the network, and number of repetitions of the measurement."""
 
 MICROBATCHES_PER_RANK = 8
@@ -246,7 +246,7 @@ def measure_here(options: argparse.Namespace, ranks: int, comm: MPI.Intracomm) -
             f"has {comm.size}. Start mpiexec -n {ranks}."
         )
     network = profile_network(comm, CPU)
-    return combine_measurements([measure_once(options, network, comm) for _ in range(TURNS)])
+    return combine_measurements([measure_once(options, network, comm) for _ in range(ROUNDS)])
 
 
 def measure_once(options: argparse.Namespace, network: NetworkProfile, comm: MPI.Intracomm) -> Measurements:
@@ -275,6 +275,7 @@ def measure_once(options: argparse.Namespace, network: NetworkProfile, comm: MPI
     model = build_network(options)
     with watchdog.waiting(lambda: "the start of a measurement"):
         comm.Barrier()
+    # All ranks at once, since ranks of a node share its memory bandwidth in training, too.
     inputs = [torch.randn(size, *options.input) for size in sizes]
     own = [time_layers(model, [x], warm_up=WARM_UP, iterations=ITERATIONS).profile for x in inputs]
     with watchdog.waiting(lambda: "the profiles of all ranks"):

@@ -60,16 +60,12 @@ def run(options: argparse.Namespace) -> int:
     if options.off:
         written = convert(options.off, options.out, comm, options.points)
     else:
-        written = _shapes(options, heldout, comm)
+        groups: dict[str, Clouds] = {"train": Shapes(options.samples, options.points, seed=options.seed)}
+        if heldout:
+            groups["test"] = Shapes(heldout, options.points, seed=options.seed, group=1)
+        source = f"shapes ({options.samples} train, {heldout} test), {options.points} points each, seed {options.seed}"
+        written = write_clouds(options.out, groups, comm, source=source)
     if comm.rank == 0:
         done = f"{time.perf_counter() - start:.1f} s" if written else "exists already"
         print(f"{options.out}: {made_from(options.out)} ({done})")
     return 0
-
-
-def _shapes(options: argparse.Namespace, heldout: int, comm: MPI.Intracomm) -> bool:
-    groups: dict[str, Clouds] = {"train": Shapes(options.samples, options.points, seed=options.seed)}
-    if heldout:
-        groups["test"] = Shapes(heldout, options.points, seed=options.seed, group=1)
-    source = f"shapes ({options.samples} train, {heldout} test), {options.points} points each, seed {options.seed}"
-    return write_clouds(options.out, groups, comm, source=source)

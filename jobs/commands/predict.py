@@ -49,6 +49,16 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv predict``."""
+    _add_files(parser)
+    _add_network(parser)
+    _add_windows(parser)
+    _add_output(parser)
+    add_reading_arguments(parser)
+    add_device_argument(parser)
+
+
+def _add_files(parser: argparse.ArgumentParser) -> None:
+    """Add the weights, the samples and the output folder."""
     parser.add_argument(
         "weights",
         type=Path,
@@ -69,6 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--label-name", metavar="NAME", help="dataset of the labels (default: the one next to the samples)"
     )
+
+
+def _add_network(parser: argparse.ArgumentParser) -> None:
+    """Add the options that a training run has stored, and a file of weights has not."""
     parser.add_argument(
         "--model",
         metavar="NAME",
@@ -86,6 +100,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="normalise values with the statistics of these samples (default: those of the training run)",
     )
+
+
+def _add_windows(parser: argparse.ArgumentParser) -> None:
+    """Add the distribution of samples over ranks, and their division into windows."""
     parser.add_argument(
         "--grid",
         type=grid_shape,
@@ -108,6 +126,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="fraction of a window that overlaps with the next one (default: %(default)s)",
     )
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    """Add the form of the predictions."""
     parser.add_argument("--raw", action="store_true", help="write the outputs of the network instead of probabilities")
     zarr = importlib.util.find_spec("zarr") is not None
     parser.add_argument(
@@ -121,8 +143,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("float32", "float64"),
         help="floating-point type (default: that of the training run, or float32)",
     )
-    add_reading_arguments(parser)
-    add_device_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -253,7 +253,9 @@ def _time_network(options: argparse.Namespace, device: torch.device) -> tuple[Ti
         torch.manual_seed(0)
         given = {"classes": options.classes, "width": options.width}
         model = SPARSE[options.model](**{key: value for key, value in given.items() if value is not None})
-        x = _voxels(batch, shape, device)
+        # Embedded shapes, with the number of points that the paper draws.
+        voxels = voxel_batch(Shapes(batch, DRAWN_POINTS), range(batch), VoxelRecipe(shape[-1]), 0)
+        x = SparseTensor(voxels.coords.to(device), voxels.features.to(device), batch_size=batch)
         description = f"{x.shape[0]} voxels in {batch} samples"
     else:
         model = build_model(
@@ -280,12 +282,6 @@ def _sample_shape(options: argparse.Namespace) -> Sequence[int]:
             f"--input {','.join(map(str, shape))}: the voxels of a cloud must form a cube. Use --input 1,R,R,R."
         )
     return shape
-
-
-def _voxels(batch: int, shape: Sequence[int], device: torch.device) -> SparseTensor:
-    """Return the voxels of embedded shapes with the paper's number of points, in a grid of ``shape`` (1, R, R, R)."""
-    voxels = voxel_batch(Shapes(batch, DRAWN_POINTS), range(batch), VoxelRecipe(shape[-1]), 0)
-    return SparseTensor(voxels.coords.to(device), voxels.features.to(device), batch_size=batch)
 
 
 def _print_layers(timing: Timing) -> None:

@@ -50,6 +50,7 @@ def run(options: argparse.Namespace) -> int:
             f"{options.script}: no such file. Name an existing file, or put -m before the name of a module."
         )
     sys.argv = [options.script, *options.arguments]
+    # As python does: the folder of the script, or with -m the current one.
     sys.path.insert(0, "" if options.module else str(Path(options.script).resolve().parent))
     if options.module and not _is_module(options.script):
         raise DataError(

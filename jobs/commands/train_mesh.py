@@ -196,7 +196,7 @@ class MeshJob(Job):
                 channel, label = gather(batch.tensors[0][:, SHOWN_CHANNEL]), gather(batch.tensors[1])
                 maps = [np.asarray(whole.cpu()) for whole in (channel, label, gather(probability))]
                 examples += [MeshExample(families[batch.samples[row]], *(whole[row] for whole in maps)) for row in rows]
-            if len(examples) == len(wanted):
+            if len(examples) == len(wanted):  # on all ranks after the same batch
                 break
         return examples
 

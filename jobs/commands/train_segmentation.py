@@ -50,6 +50,21 @@ SHOWN_SAMPLES = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv train segmentation``."""
     defaults = SegmentationSettings()
+    _add_data(parser)
+    _add_network(parser, defaults)
+    _add_augmentation(parser, defaults)
+    parser.add_argument(
+        "--evaluate-every",
+        type=positive_int,
+        default=1,
+        metavar="EPOCHS",
+        help="evaluate on the held-out samples every EPOCHS epochs (default: %(default)s)",
+    )
+    add_training_arguments(parser, defaults, out="runs/segmentation")
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    """Add the files of samples and the names of their datasets."""
     parser.add_argument(
         "--data",
         type=Path,
@@ -71,6 +86,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="name of the dataset of labels (N, [D,] H, W) (default: %(default)s)",
     )
+
+
+def _add_network(parser: argparse.ArgumentParser, defaults: SegmentationSettings) -> None:
+    """Add the model, its labels and its loss."""
     parser.add_argument(
         "--classes",
         type=positive_int,
@@ -97,6 +116,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="weight of each class in the cross entropy, or balanced: inversely proportional to its frequency "
         "(default: 1 each)",
     )
+
+
+def _add_augmentation(parser: argparse.ArgumentParser, defaults: SegmentationSettings) -> None:
+    """Add the random changes of samples."""
     parser.add_argument(
         "--crop",
         type=crop,
@@ -111,14 +134,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="dhw",
         help="axes along which samples are flipped at random (default: no flips)",
     )
-    parser.add_argument(
-        "--evaluate-every",
-        type=positive_int,
-        default=1,
-        metavar="EPOCHS",
-        help="evaluate on the held-out samples every EPOCHS epochs (default: %(default)s)",
-    )
-    add_training_arguments(parser, defaults, out="runs/segmentation")
 
 
 def crop(text: str) -> str:
@@ -279,7 +294,7 @@ class SegmentationJob(Job):
                 SegmentationExample(f"sample {number}", *each)
                 for number, *each in zip(batch.samples, *maps, strict=True)
             ]
-            if len(examples) >= SHOWN_SAMPLES:
+            if len(examples) >= SHOWN_SAMPLES:  # on all ranks after the same batch
                 break
         return examples[:SHOWN_SAMPLES]
 

@@ -127,6 +127,7 @@ class RateSchedule:
         kind = getattr(torch.optim.lr_scheduler, name)
         taken = inspect.signature(kind).parameters
         own = {"total_steps": steps, "T_max": steps, "max_lr": peak}
+        # OneCycleLR accepts the number of steps in one of two forms, not in both.
         if {"epochs", "steps_per_epoch"} & set(arguments):
             del own["total_steps"]
         given = {key: value for key, value in own.items() if key in taken} | dict(arguments)
@@ -152,7 +153,7 @@ class RateSchedule:
             self._start()
             self._step = 0
         while self._step < step:
-            self._optimizer.step()
+            self._optimizer.step()  # without a gradient, hence without effect; torch warns if it is left out
             self._scheduler.step()
             self._step += 1
         group = self._optimizer.param_groups[0]

@@ -67,14 +67,12 @@ class _Config(argparse.Action):
                     yield option
                 elif value != action.default:
                     raise argparse.ArgumentError(self, f"{path}: {name} must be true or false (found {value!r})")
+            # In one word: a value that begins with a minus would otherwise be taken for an option.
+            elif isinstance(value, (Mapping, list)):
+                written: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6)
+                yield f"{option}={written.strip()}"
             elif value is not None:
-                yield f"{option}={_text(value)}"
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, (Mapping, list)):
-        return str(yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6)).strip()
-    return str(value)
+                yield f"{option}={value}"
 
 
 def format_options(options: argparse.Namespace, without: Sequence[str] = ()) -> str:

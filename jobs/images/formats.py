@@ -112,7 +112,7 @@ def _idx(path: Path, magic: int, what: str) -> NDArray[np.uint8]:
                 f"file of {what}."
             )
         expected = math.prod(shape)
-        values = content.read(min(expected, content.most) + 1)
+        values = content.read(min(expected, content.most) + 1)  # one byte more shows that the file is too long
         if not len(values) == expected > 0:
             more = "more" if len(values) > expected else len(values)
             raise DataError(
@@ -141,6 +141,7 @@ class _Content:
         self._stored = os.fstat(self._file.fileno()).st_size
         packed = path.suffix in (".gz", ".xz")
         self.most = min(MOST_BYTES, max(SMALL_BYTES, MAX_COMPRESSION * self._stored)) if packed else MOST_BYTES
+        # The size of a compressed file tells little of its content, which read() checks.
         if not packed:
             self._check(self._stored)
         self._stream: io.BufferedIOBase | IO[bytes] = self._file

@@ -115,7 +115,13 @@ def open_groups(
     check_same_on_all_ranks(comm, "image data", f"{path}, {test_path}, {names}")
     try_on_all_ranks(comm, lambda: _check_exists(path), DataError)
     if str(path) == digits.NAME and not path.exists():
-        return {group: _embedded(group, comm) for group in digits.COUNT}
+        embedded = {group: digits.render_digits(group) for group in digits.COUNT}
+        return {
+            group: ImageGroup(
+                Arrays(Path(digits.NAME), comm, image=images.pixels), "image", images.labels, digits.NAME, TEN
+            )
+            for group, images in embedded.items()
+        }
     train, test = try_on_all_ranks(
         comm, lambda: (locate_files(path, "train"), locate_files(test_path or path, "test")), DataError
     )
@@ -139,11 +145,6 @@ def _check_exists(path: Path) -> None:
         raise DataError(
             f"{path}: no such file or folder. Use {KNOWN_FORMATS}, or --data {digits.NAME}, which needs no file."
         )
-
-
-def _embedded(group: str, comm: MPI.Intracomm) -> ImageGroup:
-    images = digits.render_digits(group)
-    return ImageGroup(Arrays(Path(digits.NAME), comm, image=images.pixels), "image", images.labels, digits.NAME, TEN)
 
 
 def locate_files(path: Path, group: str) -> Files | None:

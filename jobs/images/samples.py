@@ -83,6 +83,7 @@ class ImageSamples:
                     f"{group.source.path}: the shape of the images is {group.shape[1:]}, but that of the training "
                     f"images in {train.source.path} is {train.shape[1:]}. Use images of the same shape."
                 )
+        # Only now: labels beyond --limit are checked, too, and count for the number of classes.
         self.groups["train"] = replace(train, labels=train.labels[:limit])
         self.moments = moments(self._part("train"), train.dataset)
 
@@ -201,12 +202,13 @@ class ImageLoader(Loader):
         ------
         Batch
         """
-        self.part.epoch = number
+        self.part.epoch = number  # before the loader's threads read the first image
         with closing(super().epoch(number, start)) as batches:  # type: ignore[type-var]  # a generator
             for batch in batches:
                 yield Batch(batch.samples, (*batch.tensors, self._labels_of(batch.samples)))
 
     def _labels_of(self, samples: tuple[int, ...]) -> DistTensor:
+        # Over samples alone, as the logits of a classifier: the ranks of one spatial group have the same labels.
         dist, shape = Distribution(self.grid, ("n",)), (len(samples),)
         mine = dist.box(None, shape)[0]
         local = torch.from_numpy(self._labels[list(samples[mine.start : mine.stop])])

@@ -143,6 +143,7 @@ class ShiftedImages:
             return self._source.read(name, box)
         one, channels, *space = box
         there, here = [], []
+        # Index i of the shifted image is index i - move of the stored one. Where that does not exist, zeros remain.
         for wanted, extent, move in zip(space, self.shape(name)[2:], self.moves(one.start), strict=True):
             image = Interval(0, extent).intersect(Interval(wanted.start - move, wanted.stop - move))
             there.append(image)

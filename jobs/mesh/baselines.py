@@ -140,6 +140,7 @@ def _own_blocks(samples: MeshSamples, group: str, *names: str) -> Iterator[tuple
     file, comm = samples.file(group), samples.comm
     # Every sample is counted on one rank, and the histograms are summed over ranks.
     for sample in range(comm.rank, samples.count(group), comm.size):
+        # In blocks of whole chunks, so that no chunk is read twice and a large sample need not fit into memory.
         for rows in chunk_aligned_boxes(file, f"{group}/label", sample, channels=False):
             values = []
             for name in names:

@@ -283,8 +283,8 @@ def prepare_parts(target: Path, recipe: MeshRecipe) -> str:
         # Claims and partial files of a killed job would keep their runs from being simulated again.
         for claim in (*folder.glob("*.claim-*"), *folder.glob("alarm-*"), *folder.glob(f"*{PARTIAL}")):
             claim.unlink(missing_ok=True)
-    except (OSError, ValueError) as refusal:
-        raise DataError(f"{folder}: cannot hold the simulations of {target.name}: {refusal}") from refusal
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder}: cannot hold the simulations of {target.name}: {error}") from error
     for key, value in recipe.of_a_run().items():
         if noted.get(key) != value:
             raise DataError(

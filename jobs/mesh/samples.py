@@ -105,6 +105,7 @@ class MeshSamples(SegmentationSamples):
 
 def flip_signs(axis: str) -> tuple[float, ...]:
     """Return the factor of each channel when a sample is flipped along ``axis``."""
+    # From flip() itself, so that loaders and flip() cannot disagree.
     ones = np.ones((len(CHANNELS), 1, 1), np.float32)
     mirrored, _ = flip(ones, np.zeros((1, 1), np.uint8), axis)
     return tuple(float(value) for value in mirrored[:, 0, 0])
@@ -112,6 +113,7 @@ def flip_signs(axis: str) -> tuple[float, ...]:
 
 def transposed_channels() -> tuple[tuple[int, float], ...]:
     """Return, for each channel of a transposed sample, its source channel and factor."""
+    # Numbered from 1, since 0 has no sign.
     numbers = np.arange(1.0, len(CHANNELS) + 1).reshape(-1, 1, 1)
     turned, _ = transpose(numbers, np.zeros((1, 1)))
     return tuple((round(abs(value)) - 1, math.copysign(1.0, value)) for value in turned[:, 0, 0])

@@ -49,6 +49,7 @@ def write_synthetic(
 def smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the periodic average over squares of 4 x 4, scaled such that white noise keeps its standard deviation."""
     for axis in (-2, -1):
+        # The sum of four has twice the standard deviation.
         values = sum(np.roll(values, shift, axis) for shift in range(4)) / 2  # type: ignore[assignment]
     return values
 

@@ -73,6 +73,7 @@ def _plans(choice: Choice, model: torch.nn.Module, stages: list[torch.nn.Module]
     """Return each stage's plan; a stage without convolution or linear layers stays on the previous layer's grid."""
     if choice.plan is None:
         return [None] * len(stages)
+    # By the names of layers: a pattern of the full model may match no layer of a stage, which is an error there.
     decided, plans = choice.plan.parts(model), list[StagePlan]()
     last: Mapping[str, int] = {}
     for stage in stages:
@@ -93,7 +94,7 @@ def timeline(choice: Choice) -> Timeline:
         replace(order, name=choice.schedule),  # the name under which the choice is printed
         costs.forward,
         costs.backward,
-        transfer=(*costs.transfer, 0.0),
+        transfer=(*costs.transfer, 0.0),  # nothing follows the last stage
         update=costs.update,
         replicas=choice.replicas,
     )

@@ -97,6 +97,7 @@ def combine_profiles(
         Device(kind, count, [layer.time_s for layer in blocks[kind].layers], memory or rooms[kind])
         for kind, count in kinds.items()
     ]
+    # One bandwidth for all links: that of the network as soon as any two ranks are on different nodes.
     near = sum(kinds.values()) <= machine.ranks_per_node
     return DeviceMix(blocks[first], devices, (machine.node if near else machine.network).bandwidth_bytes_per_s)
 

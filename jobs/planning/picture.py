@@ -22,7 +22,7 @@ from distconv.whole_files import write_picture
 
 from .halo_picture import Halo, draw_halo
 from .report import FIGURES
-from .strong_scaling import Scaling, ScalingPoint
+from .strong_scaling import Scaling
 
 MOST_NAMES = 90
 """Maximum number of layers whose names are shown."""
@@ -169,8 +169,10 @@ def draw_scaling(axis: Any, scaling: Scaling, memory: float) -> None:
         for ranks, point in points.items():
             fill = "full" if point.memory <= memory else "none"
             axis.plot(ranks, 1e3 * point.time, marker, color=colour, markersize=5, fillstyle=fill)
-    counts = list(curves["planned"])
-    _draw_ideal(axis, curves["planned"])
+    planned = curves["planned"]
+    counts, first = list(planned), min(planned)
+    ideal = [1e3 * planned[first].time * first / ranks for ranks in counts]
+    axis.plot(counts, ideal, "--", color="0.7", linewidth=0.8, label="ideal")
     axis.set(xscale="log", yscale="log", xlabel="ranks", ylabel="ms per step")
     axis.set_xticks(counts, list(map(str, counts)))
     axis.set_xticks([], minor=True)
@@ -214,9 +216,3 @@ def draw_memory(axis: Any, strategy: Strategy, memory: float) -> None:
     axis.set(ylabel="GB")
     axis.set_title("tensors on the rank with the peak memory", fontsize=9)
     axis.legend(fontsize=7)
-
-
-def _draw_ideal(axis: Any, planned: Mapping[int, ScalingPoint]) -> None:
-    first = min(planned)
-    ideal = [1e3 * planned[first].time * first / ranks for ranks in planned]
-    axis.plot(list(planned), ideal, "--", color="0.7", linewidth=0.8, label="ideal")

@@ -63,8 +63,8 @@ def measured_overheads(machine: Machine, model: nn.Module, samples: torch.Tensor
     message_s = max(0.0, chain - alone) / messages
     parameters = sum(parameter.nbytes for parameter in model.parameters())
     group = RankGroup(comm.size, min(comm.size, machine.ranks_per_node))
-    priced = machine.allreduce(group, parameters) + update * parameters
-    join_s = max(0.0, _joined_update_s(model, samples, comm) - priced)
+    predicted = machine.allreduce(group, parameters) + update * parameters
+    join_s = max(0.0, _joined_update_s(model, samples, comm) - predicted)
     return Overheads(alone, message_s, update, not machine.overlap.halo, join_s)
 
 
@@ -87,23 +87,20 @@ def _joined_update_s(model: nn.Module, samples: torch.Tensor, comm: MPI.Intracom
     It is the minimum over the ranks: the last rank that arrives waits for no other.
     """
     x = samples.repeat(comm.size, *(1,) * (samples.dim() - 1))
-    pipe = Pipeline(
-        [model], comm, "gpipe", _square, comm.size, comm.size, partial(torch.optim.SGD, lr=0.0, momentum=0.9)
-    )
+    # The rate 0 leaves the weights of ``model`` unchanged.
+    optimizer = partial(torch.optim.SGD, lr=0.0, momentum=0.9)
+    pipe = Pipeline([model], comm, "gpipe", lambda output, _: output.pow(2).mean(), comm.size, comm.size, optimizer)
     seconds = []
     for _ in range(1 + ROUNDS):
         with pipe.traced() as timeline:
             pipe.step(x, torch.zeros(len(x)))
         seconds.append(min(span.end - span.start for span in timeline().spans if span.action.kind is Kind.UPDATE))
     pipe.close()
-    return statistics.median(seconds[1:])
-
-
-def _square(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return output.pow(2).mean()
+    return statistics.median(seconds[1:])  # the first update creates the optimizer's state
 
 
 def _update_s_per_byte(model: nn.Module) -> float:
+    """Return the seconds of an optimizer step per byte of the weights, measured on copies of them."""
     parameters = [nn.Parameter(torch.zeros_like(parameter)) for parameter in model.parameters()]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
@@ -112,7 +109,7 @@ def _update_s_per_byte(model: nn.Module) -> float:
 
 
 def _median(action: Callable[[], object]) -> float:
-    action()
+    action()  # warm-up
     times = []
     for _ in range(ROUNDS):
         start = time.perf_counter()

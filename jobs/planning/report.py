@@ -69,19 +69,18 @@ def totals_table(strategy: Strategy) -> Iterator[str]:
             yield f"  pure {name:<19}   not possible: {strategy.impossible[name]}"
         else:
             yield _total(f"pure {name}, {format_parts(next(iter(alone.layers.values())).parts)}", alone)
-    yield f"  no plan over these candidates takes less than {1e3 * strategy.bound:.3f} ms: {_gap(strategy)}"
+    proven = (
+        f"gap {strategy.gap:.2%}{', the best' if strategy.optimal else ''}"
+        if strategy.bound > 0
+        else "nothing is proven"
+    )
+    yield f"  no plan over these candidates takes less than {1e3 * strategy.bound:.3f} ms: {proven}"
 
 
 def _total(name: str, prediction: Prediction) -> str:
     sums = {figure: sum(getattr(layer, figure) for layer in prediction.layers.values()) for figure in FIGURES.values()}
     shown = "".join(f" {1e3 * value:>10.3f}" for value in (*sums.values(), prediction.hidden, prediction.time))
     return f"  {name:<24}{shown}  {prediction.memory / 1e9:>11.4g}"
-
-
-def _gap(strategy: Strategy) -> str:
-    if strategy.bound <= 0:
-        return "nothing is proven"
-    return f"gap {strategy.gap:.2%}{', the best' if strategy.optimal else ''}"
 
 
 def process_memory_line(
@@ -149,6 +148,7 @@ def training_command(options: argparse.Namespace, graph: LayerGraph) -> str:
     classes = f" --classes {options.classes}" if options.classes else ""
     rest = f"--model {options.model}{width}{classes} --batch {options.batch} --plan {options.out}"
     rest += " --shard-optimizer" if options.shard_optimizer else ""
+    # distconv train mesh accepts samples with these channels only, and builds its models without --classes.
     mesh = options.model in MESH_MODELS
     if mesh and options.input[0] == len(CHANNELS) and not options.classes:
         return f"mpiexec -n {options.ranks} distconv train mesh --data PATH {rest}"

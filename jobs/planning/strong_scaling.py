@@ -112,7 +112,7 @@ def select_strategies(
     for ranks in counts:
         try:
             chosen[ranks] = select(graph, machine, ranks, memory=memory, method=method, seconds=SEARCH_S, **assumptions)
-        except PlanError:
+        except PlanError:  # such as too little memory on few ranks, or too few rows on many
             continue
     return chosen
 

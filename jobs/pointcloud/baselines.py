@@ -78,7 +78,7 @@ def perceptron(train: Clouds, test: Clouds, *, epochs: int = 10, batch: int = 32
         raise DataError(
             f"{len(train.labels)} training and {len(test.labels)} test clouds: at least one of each is required"
         )
-    with torch.random.fork_rng(devices=()):
+    with torch.random.fork_rng(devices=()):  # the caller's random numbers continue as without the baseline
         torch.manual_seed(seed)
         model = PointPerceptron(len(train.class_names))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)

@@ -143,8 +143,8 @@ def _triangles(path: Path, lines: list[_OffLine], vertex_count: int) -> NDArray[
     for line in lines:
         by_sides.setdefault(line.words[0], []).append(line)
     triangles = [np.empty((0, 3), np.int64)]
-    for sides, alike in by_sides.items():
-        corners = _corners(path, sides, alike, vertex_count)
+    for sides, faces in by_sides.items():
+        corners = _corners(path, sides, faces, vertex_count)
         for second in range(1, corners.shape[1] - 1):
             triangles.append(corners[:, [0, second, second + 1]])
     return np.concatenate(triangles)
@@ -179,6 +179,7 @@ def _numbers(path: Path, lines: list[_OffLine], words: Sequence[list[str]], dtyp
     try:
         return np.array(words, dtype)
     except (ValueError, OverflowError):
+        # All words are converted at once, which is fast. Only after an error each of them is tried.
         for (number, _), row in zip(lines, words, strict=True):
             for word in row:
                 _check_number(word, dtype, f"{path}, line {number}")

@@ -59,6 +59,7 @@ def random_triangles(mesh: TriangleMesh, count: int, random: np.random.Generator
     ndarray of int64, shape (count,)
         Indices of triangles.
     """
+    # With side="right" a triangle without area is never chosen.
     below = np.cumsum(mesh.areas)
     return np.asarray(np.searchsorted(below, random.random(count) * below[-1], side="right"), np.int64)
 

@@ -149,6 +149,6 @@ def _posed(vertices: Array, random: Random) -> Array:
 def _rotation(random: Random) -> Array:
     """Return a uniformly distributed rotation (3, 3): the orthogonalized axes of three random directions."""
     q, r = np.linalg.qr(random.normal(size=(3, 3)))
-    q *= np.sign(np.diag(r))
+    q *= np.sign(np.diag(r))  # otherwise the distribution depends on the signs that the algorithm prefers
     q[:, 0] *= np.linalg.det(q)
     return np.asarray(q)

@@ -92,12 +92,16 @@ def voxelise(points: torch.Tensor, resolution: int, *, offsets: bool = False) ->
         )
     scaled = points * resolution
     cell = scaled.long().clamp(max=resolution - 1)  # the far side of the cube belongs to the last voxel
+    # Keys in the order of the coordinates, so that unique() sorts the voxels.
     keys = (cell[:, 0] * resolution + cell[:, 1]) * resolution + cell[:, 2]
     unique, of_point = torch.unique(keys, return_inverse=True)
     coords = torch.stack([unique // resolution**2, unique // resolution % resolution, unique % resolution], 1)
     features = points.new_ones(len(coords), 1)
     if offsets:
-        features = torch.cat([features, _mean(scaled - cell - 0.5, of_point, len(coords))], 1)
+        within = scaled - cell - 0.5
+        sums = within.new_zeros(len(coords), 3).index_add_(0, of_point, within)
+        counts = torch.bincount(of_point, minlength=len(coords))
+        features = torch.cat([features, sums / counts[:, None]], 1)
     return Voxels(coords, features, of_point)
 
 
@@ -121,9 +125,3 @@ def majority_part(part: torch.Tensor, of_point: torch.Tensor, voxels: int) -> to
     parts = int(part.max()) + 1 if len(part) else 1
     counts = torch.bincount(of_point * parts + part, minlength=voxels * parts)
     return counts.view(voxels, parts).argmax(1)
-
-
-def _mean(values: torch.Tensor, of_point: torch.Tensor, voxels: int) -> torch.Tensor:
-    """Return the mean (V, C) over each voxel of the values (P, C) of its points."""
-    counts = torch.bincount(of_point, minlength=voxels)
-    return values.new_zeros(voxels, values.shape[1]).index_add_(0, of_point, values) / counts[:, None]

@@ -77,6 +77,7 @@ def predict(
         On all ranks, if samples cannot be read, or predictions written.
     """
     module = importlib.import_module(COMMANDS["train", trained.task].module)
+    # The options of the training: defaults, replaced by the settings that the checkpoint has stored.
     training = make_parser(f"distconv train {trained.task}", module).parse_args([])
     job = module.JOB
     names = {field.name for field in fields(job.settings)}
@@ -87,7 +88,7 @@ def predict(
     training.data = None if str(options.data) == "embedded" else options.data
     path = options.out / f"{DATASET}.{options.format}"
     try_on_all_ranks(comm, lambda: options.out.mkdir(parents=True, exist_ok=True), DataError)
-    count_written_rows(path, comm)
+    count_written_rows(path, comm)  # raises for a foreign or finished file, before anything is computed
     with closing(job.samples(training, comm)) as samples:
         if "mean" in trained.notes:
             # Use the moments of the training, which may have had fewer samples.

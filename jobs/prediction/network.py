@@ -92,6 +92,7 @@ def find_network(path: Path, comm: MPI.Intracomm) -> TrainedNetwork:
                 f"{folder}: the settings of the training are missing. Export the weights (distconv checkpoint "
                 "export), and give --model and --normalise-as."
             )
+        # The manifest has a hash of each file, so the files themselves need not be read.
         digest = hashlib.sha256(json.dumps(manifest["files"], sort_keys=True).encode()).hexdigest()
         return TrainedNetwork(path, notes["task"], values["settings"], notes, digest, folder)
 

@@ -83,6 +83,7 @@ def open_inputs(options: argparse.Namespace, trained: TrainedNetwork, comm: MPI.
     source, name = _open_first(options.data, options.image_name, image, comm, options.readers)
     prefix = name.rpartition("/")[0]
     wanted = options.label_name or (f"{prefix}/{label}" if prefix else label)
+    # Collective, and raised on all ranks or on none: all ranks continue with labels, or all without.
     try:
         labels: StoredSource | None = open_source(options.data, [wanted], comm)
     except DataError:
@@ -106,6 +107,7 @@ def _open_first(
             return open_source(path, [each], comm, readers=readers), each
         except DataError as error:
             reasons.append(error)
+    # Of the candidates, the name without a group is the one that users know.
     raise reasons[0] if given else reasons[_GROUPS.index("")]
 
 
@@ -251,6 +253,7 @@ class PredictionRun:
         return outputs
 
     def _predict_full_samples(self, begun: int) -> Iterator[tuple[int, DistTensor]]:
+        # From the batch in which the first missing sample lies; rows of its other samples are written again.
         for batch in self._loader(self.inputs.source).epoch(0, begun // self.options.batch):
             yield batch.samples[0], self._outputs(batch.tensors[0])
 

@@ -92,8 +92,8 @@ def _block(dist: Distribution | None, sample: int, shape: Sequence[int], grid: P
     """
     if dist is None:
         return (Interval(sample, sample + 1),) if sample % grid.size == grid.rank else None
-    twins = dist.same_indices(range(1, len(shape)))
-    if twins.index(grid.rank) != sample % len(twins):
+    same_block = dist.same_indices(range(1, len(shape)))
+    if same_block.index(grid.rank) != sample % len(same_block):
         return None
     block = dist.box(None, (1, *shape[1:]))[1:]
     return None if 0 in (each.extent for each in block) else (Interval(sample, sample + 1), *block)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -143,6 +143,7 @@ def blending_weights(window: Sequence[int], box: Sequence[Interval], dtype: torc
     for extent in window:
         position = torch.arange(-(extent - 1) / 2, (extent - 1) / 2 + 1, dtype=torch.float)
         lines.append(torch.exp(position**2 / (-2 * (extent * SIGMA) ** 2)))
+        # Of the full window, in MONAI's float32, so that all parts have the same minimum.
         smallest = float(torch.tensor(smallest) * lines[-1].min())
     part = torch.ones(())
     for line, inside in zip(lines, box, strict=True):
@@ -181,17 +182,19 @@ class Blend:
             Output (1, C, ...) with the spatial size of the window.
         """
         # Boundaries of the ranks' blocks of the sample, relative to the window. Each rank receives its part.
-        bounds: Mapping[str, tuple[int, ...]] = {
-            axis: tuple(min(max(border - begin, 0), extent) for border in _borders(whole, self.grid.shape[axis]))
-            for axis, begin, extent, whole in zip(self._dist.axes[2:], position, self.window, self.space, strict=True)
-            if axis is not None
-        }
+        bounds: dict[str, tuple[int, ...]] = {}
+        for axis, begin, extent, full in zip(self._dist.axes[2:], position, self.window, self.space, strict=True):
+            if axis is not None:
+                parts = self.grid.shape[axis]
+                borders = [*(block_range(full, parts, part).start for part in range(parts)), full]
+                bounds[axis] = tuple(min(max(border - begin, 0), extent) for border in borders)
         there = output.redistribute(Distribution(self.grid, self._dist.axes, boundaries=bounds))
         part = there.dist.box(None, there.shape)[2:]
         shape = self._dist.local_shape((1, output.shape[1], *self.space))
         if self._sum is None or self._weight is None:
             self._sum = there.local.new_zeros(shape)
             self._weight = there.local.new_zeros((1, 1, *shape[2:]))
+        # Only after the redistribution, which is collective.
         if 0 in there.local.shape:
             return
         weight = blending_weights(self.window, part, there.dtype).to(there.local.device)
@@ -207,7 +210,3 @@ class Blend:
         """Return the weighted mean (1, C, ...). Call it after the windows that cover the sample were added."""
         assert self._sum is not None and self._weight is not None
         return DistTensor(self._sum / self._weight, self._dist, (1, self._sum.shape[1], *self.space))
-
-
-def _borders(extent: int, parts: int) -> list[int]:
-    return [block_range(extent, parts, part).start for part in range(parts)] + [extent]

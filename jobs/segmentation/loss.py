@@ -94,6 +94,7 @@ class SegmentationLoss:
         if not dice:
             return mean
         overlap, sizes = dice
+        # With the ones, the coefficient of a class without pixels and predictions is 1 instead of 0 / 0.
         return mean + 1 - ((2 * overlap + 1) / (sizes + 1)).mean()
 
     def _entropy(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,5 +102,6 @@ class SegmentationLoss:
         total = F.cross_entropy(logits, labels, self.weights, **index, reduction="sum")
         if self.weights is None and self.ignore is None:
             return total, logits.new_full((), labels.numel())
+        # The negative log-likelihood of -1 everywhere is the sum of the weights of all pixels that are not ignored.
         ones = -torch.ones_like(logits.detach())
         return total, F.nll_loss(ones, labels, self.weights, **index, reduction="sum")

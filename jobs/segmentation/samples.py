@@ -84,6 +84,7 @@ class SegmentationSamples:
             raise DataError(f"{train.source.path}: dataset {train.image!r} has no samples")
         self.moments = moments(train.source, train.image)
         counts = {name: label_counts(group.source, group.label) for name, group in groups.items()}
+        # At least 1: a data set whose labels are all 0 still has two classes.
         largest = max(label for counted in counts.values() for label in [1, *counted] if label != ignore)
         if classes is None:
             _check_largest(train, set().union(*counts.values()) - {ignore}, largest)
@@ -265,6 +266,7 @@ def _count_labels(labels: NDArray[Any], where: str) -> dict[int, int]:
     low, high = labels.min(), labels.max()
     if not np.isfinite([low, high]).all() or high - float(low) >= MOST_LABELS or (labels % 1).any():
         raise DataError(f"{where} has values from {low:g} to {high:g}, but labels are classes: 0, 1, 2, ...")
+    # Counted from the smallest label, which may be negative (an ignored one).
     counts = np.bincount((labels.ravel() - low).astype(np.int64))
     return {int(low) + int(index): int(counts[index]) for index in np.flatnonzero(counts)}
 

@@ -73,6 +73,7 @@ class Confusion:
     def __init__(self, classes: int, ignore: int | None = None) -> None:
         """Start at zero. With one class, labels and predictions are 0 or 1."""
         self.classes, self.ignore, self._several = classes, ignore, max(2, classes)
+        # The last row counts labels that are not a class, which every prediction misses.
         self.counts = np.zeros((self._several + 1, self._several), np.int64)
 
     def add(self, predicted: NDArray[Any], label: NDArray[Any]) -> None:

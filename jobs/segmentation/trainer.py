@@ -142,7 +142,7 @@ class SegmentationTrainer(SegmentationTraining):
         device: str = "cpu",
     ) -> None:
         settings = replace(settings, model=settings.model or MODEL.get(len(samples.axes), ""))
-        _check(settings, samples)
+        _check_axes(settings, samples)
         model = build(settings, samples)
         loading = {"mirror": settings.mirror, "crop": parse_grid(settings.crop) if settings.crop else None}
         super().__init__(settings, model, samples, grid_or_plan, device, **loading)
@@ -191,6 +191,7 @@ class SegmentationTrainer(SegmentationTraining):
         for batch, logits in self.predictions(group):
             labels = training.match_grid(batch.tensors[1], logits)
             self._check_outputs(logits, labels)
+            # In float64: float32 would lose the last pixels of a large group of samples.
             sums.append([gather(part).double().cpu() for part in self.criterion.sums(logits, labels)])
             predicted = predicted_classes(logits)
             here = batch.tensors[1].redistribute(predicted.dist).local
@@ -286,7 +287,8 @@ def class_weights(text: str, samples: SegmentationSamples) -> list[float] | None
     return weights
 
 
-def _check(settings: SegmentationSettings, samples: SegmentationSamples) -> None:
+def _check_axes(settings: SegmentationSettings, samples: SegmentationSamples) -> None:
+    """Raise DataError if an augmentation names an axis that samples do not have."""
     cropped = parse_grid(settings.crop) if settings.crop else {}
     for option, axes in (("mirror", settings.mirror), ("crop", cropped)):
         for axis in axes:

@@ -203,6 +203,7 @@ class Sounds:
         own = range(comm.rank, len(clips.sounds), comm.size)
         features = try_on_all_ranks(comm, lambda: [mfcc(clips.sounds[index], rate, recipe) for index in own], DataError)
         shares = comm.allgather(features)
+        # Clip i was computed by rank i modulo their number, as in ``own``.
         self._values: list[NDArray[np.float32]] = [
             shares[index % comm.size][index // comm.size] for index in range(len(clips.sounds))
         ]

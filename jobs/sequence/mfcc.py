@@ -91,6 +91,7 @@ def _of_channel(sound: NDArray[Any], rate: float, recipe: CoefficientRecipe) -> 
     options.frame_opts.samp_freq, options.frame_opts.dither = rate, 0.0
     options.frame_opts.frame_length_ms, options.frame_opts.frame_shift_ms = recipe.window_ms, recipe.hop_ms
     options.frame_opts.snip_edges = False  # the last frames reach beyond the end; a short sound has frames, too
+    # Kaldi's 23 mel bins; there cannot be more coefficients than bins.
     options.num_ceps, options.mel_opts.num_bins = recipe.coefficients, max(23, recipe.coefficients)
     extractor = knf.OnlineMfcc(options)
     extractor.accept_waveform(rate, sound.astype(np.float32).tolist())

@@ -64,6 +64,7 @@ class SequenceNetwork(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return logits (N, classes) of sequences (N, T, C + 1), whose last channel marks their last steps."""
         states, _ = self.recurrent(x[..., :-1])
+        # A product and a sum instead of an index, so that time may be split over ranks: one of them has the last step.
         return self.head((states * x[..., -1:]).sum(1))  # type: ignore[no-any-return]
 
 
@@ -105,7 +106,10 @@ class SequenceTrainer(Classifier, training.Trainer):
         useless = [axis for axis in grid.split_axes(grid.shape) if axis not in ("n", "w")]
         if useless:
             raise GridError(f"--grid: sequences have no axis {useless[0]}. Use samples (n) and time (w).")
-        super().__init__(settings, _build_network(settings, samples, method), grid, samples.comm, device)
+        torch.manual_seed(settings.seed)  # the weights depend on the seed alone
+        recurrent = LAYERS[settings.model](samples.channels, settings.width, batch_first=True, method=method)
+        network = SequenceNetwork(recurrent, len(samples.class_names))
+        super().__init__(settings, network, grid, samples.comm, device)
         self.samples = samples
         parts = SequenceLoader(
             samples, "train", grid, settings.part_size, seed=settings.seed, **settings.loader_options(device)
@@ -122,10 +126,3 @@ class SequenceTrainer(Classifier, training.Trainer):
         return SequenceLoader(
             self.samples, group, self.grid, self.settings.batch, **self.settings.evaluation_options(self.device)
         )
-
-
-def _build_network(settings: SequenceSettings, samples: SequenceSamples, method: str) -> SequenceNetwork:
-    """Return the network with weights that depend on the seed alone."""
-    torch.manual_seed(settings.seed)
-    recurrent = LAYERS[settings.model](samples.channels, settings.width, batch_first=True, method=method)
-    return SequenceNetwork(recurrent, len(samples.class_names))

@@ -46,6 +46,7 @@ class AccumulatedLoader(EpochLoader):
         Batch
             Sample indices of all parts, and for each field a tuple of the parts' tensors.
         """
+        # Closed also if the caller stops within an epoch: the loader of the parts may still be reading ahead.
         with closing(self.parts.epoch(number, start * self.count)) as parts:  # type: ignore[type-var]  # a generator
             for _ in range(start, self.steps):
                 group = list(islice(parts, self.count))

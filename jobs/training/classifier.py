@@ -304,6 +304,7 @@ class ClassifierJob(Job):
         samples, group = trainer.samples, list(outcome.scores)[-1]
         labels, examples = samples.groups[group].labels, []
         wanted = set(self.shown_samples(len(labels)))
+        # Labels and logits are the same on all ranks, so all of them leave this collective loop after the same batch.
         for batch, logits in trainer.predictions(group):
             for sample, guess in zip(batch.samples, logits.argmax(1).tolist(), strict=False):
                 if sample in wanted:

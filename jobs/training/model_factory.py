@@ -120,7 +120,7 @@ def _build(
 ) -> torch.nn.Module:
     factory = _factory(name, kind)
     arguments = _arguments(name, factory, in_channels, classes, width)
-    torch.manual_seed(seed)
+    torch.manual_seed(seed)  # after the import of user code, which may draw random numbers
     with _search_current_directory():
         model = _call_user_code(name, lambda: factory(**arguments))
     if not isinstance(model, torch.nn.Module):
@@ -192,8 +192,8 @@ def _arguments(
     lacking = [key for key in needed if parameters[key].kind not in (_VARIADIC, _VARIADIC_BY_NAME)]
     if lacking:
         option = {"classes": "--classes", "num_classes": "--classes", "width": "--width"}.get(lacking[0])
-        way_out = f"give {option}" if option else "give it a default: only in_channels, classes and width are passed"
-        raise ModelError(f"--model {name} needs {lacking[0]!r}; {way_out}")
+        fix = f"give {option}" if option else "give it a default: only in_channels, classes and width are passed"
+        raise ModelError(f"--model {name} needs {lacking[0]!r}; {fix}")
     return given
 
 
@@ -204,6 +204,7 @@ def _call_user_code(name: str, call: Callable[[], T]) -> T:
     except ModelError:
         raise
     except (Exception, SystemExit) as error:
+        # The innermost frame: the line of the user's code, or of what it called, that raised.
         frame = traceback.extract_tb(error.__traceback__)[-1]
         text = " ".join(str(error).split())
         raise ModelError(

@@ -72,7 +72,9 @@ def add_training_arguments(
         "--epochs", type=positive_int, default=defaults.epochs, help="number of training epochs (default: %(default)s)"
     )
     parser.add_argument("--steps", type=positive_int, help="number of training steps, instead of --epochs")
-    _add_optimisation(parser, defaults)
+    _add_optimizer(parser, defaults)
+    _add_gradients(parser)
+    _add_learning_rate(parser, defaults)
     _add_numerics(parser, defaults)
     add_device_argument(parser)
     parser.add_argument(
@@ -99,8 +101,8 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_optimisation(parser: argparse.ArgumentParser, defaults: TrainingSettings) -> None:
-    """Add the options of the optimizer and its schedule."""
+def _add_optimizer(parser: argparse.ArgumentParser, defaults: TrainingSettings) -> None:
+    """Add the classes of the optimizer and of its scheduler, with their arguments."""
     parser.add_argument(
         "--optimizer",
         type=optimizer_name,
@@ -131,6 +133,10 @@ def _add_optimisation(parser: argparse.ArgumentParser, defaults: TrainingSetting
         help="arguments of the scheduler, as YAML; the number of steps and the maximum learning rate (--lr) are "
         "passed without them",
     )
+
+
+def _add_gradients(parser: argparse.ArgumentParser) -> None:
+    """Add the treatment of gradients before a step, and of weights after it."""
     parser.add_argument(
         "--clip-norm",
         type=positive_float,
@@ -151,6 +157,10 @@ def _add_optimisation(parser: argparse.ArgumentParser, defaults: TrainingSetting
         help="keep an exponential moving average of the weights with this decay; evaluation, prediction and "
         "export use it (default: none)",
     )
+
+
+def _add_learning_rate(parser: argparse.ArgumentParser, defaults: TrainingSettings) -> None:
+    """Add the learning rate, the momentum and the weight decay."""
     parser.add_argument(
         "--lr", type=positive_float, default=defaults.lr, help="peak learning rate (default: %(default)s)"
     )

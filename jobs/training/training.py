@@ -217,6 +217,7 @@ class Training(Recoverable):
     def batches(self) -> Iterator[Batch]:
         """Yield the batches of all remaining steps, epoch after epoch. Collective."""
         while self.step_count < self.steps:
+            # A resumed run begins within an epoch; the order of its samples is that of the uninterrupted run.
             for batch in self.loader.epoch(self.epoch, self.step_count % self.loader.steps):
                 yield batch
                 if self.step_count >= self.steps:

@@ -7,8 +7,8 @@
     conformance    Every operator and option on every kind of grid against one process, from one table
     differential   Random differential runs: operators and small networks over ranks against plain torch on one process
     engine         Engine of the comparisons: computes cases on one process and over ranks, and returns verdicts
-    exactness      Compare training over a grid with plain torch on one process
+    exactness      Comparison of training over a grid with plain torch on one process
     pipelines      Errors of predicted pipeline step times: ``mpiexec -n 2 distconv verify pipelines``
     predictions    Errors of predicted training step times: ``mpiexec -n 2 distconv verify predictions``
-    soak           Disturb a training at random, and compare it with an undisturbed run: ``distconv verify soak``
+    soak           Training that is disturbed at random, compared with an undisturbed run: ``distconv verify soak``
 """

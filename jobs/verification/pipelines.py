@@ -52,11 +52,11 @@ CASES = {
     "resnet20": argparse.Namespace(model="resnet20", input=(3, 32, 32), batch=32, width=None, classes=10),
     "vgg11_bn": argparse.Namespace(model="vgg11_bn", input=(3, 32, 32), batch=32, width=16, classes=10),
 }
-"""Networks with the extents of their mini-batches, as the commands that plan take them."""
+"""Networks with the shapes of their mini-batches, as options of the commands that plan."""
 
 CHOSEN = "explored"
-WARM_UP, TURNS = 1, 3
-"""Warm-up steps in each turn, and number of turns. Each turn profiles the network and then measures steps."""
+WARM_UP, MEASUREMENTS = 1, 3
+"""Warm-up steps in each measurement, and number of measurements. Each profiles the network, and then times steps."""
 
 EXAMPLES = """\
 examples:
@@ -197,12 +197,13 @@ def _time_interleaved(
     """Profile the network, measure the choices of all profiles so far, interleaved, and print them. Collective."""
     known: list[Measurements] = []
     seconds: dict[str, list[float]] = {}
-    turns = min(TURNS, rounds)
-    for turn in range(turns):
+    count = min(MEASUREMENTS, rounds)
+    for number in range(count):
         known.append(measure_once(case, network, comm))
         machine = combine_measurements(known)
         variants = run_on_rank_0(comm, partial(_variants, case, machine))
-        share = rounds * (turn + 1) // turns - rounds * turn // turns
+        # Each measurement is followed by its part of the rounds, so that a drift of the machine's speed affects both.
+        share = rounds * (number + 1) // count - rounds * number // count
         for key, times in _measured(case, {repr(v.plan): v.plan for v in variants}, share, comm).items():
             seconds.setdefault(key, []).extend(times)
     rows = [AccuracyRow(case.model, v.name, _words(v.plan), v.choice.time, seconds[repr(v.plan)]) for v in variants]
@@ -218,24 +219,17 @@ def _measured(
     """Return the seconds of ``rounds`` steps of each plan, interleaved. Collective."""
     torch.manual_seed(0)
     x, target = torch.randn(case.batch, *case.input), torch.randint(case.classes, (case.batch,))
-    pipes = {name: _pipeline(case, plan, comm) for name, plan in plans.items()}
+    loss, optimizer = torch.nn.functional.cross_entropy, partial(torch.optim.SGD, lr=1e-6, momentum=0.9)
+    pipes = {name: Pipeline.from_plan(plan, build_network(case), comm, loss, optimizer) for name, plan in plans.items()}
     times: dict[str, list[float]] = {name: [] for name in pipes}
-    for turn in range(WARM_UP + rounds):
+    for number in range(WARM_UP + rounds):
         for name, pipe in pipes.items():
             seconds = pipeline_step_s(pipe, plans[name].schedule, x, target, comm)
-            if turn >= WARM_UP:
+            if number >= WARM_UP:
                 times[name].append(seconds)
     for pipe in pipes.values():
         pipe.close()
     return times
-
-
-def _pipeline(case: argparse.Namespace, plan: PipelinePlan, comm: MPI.Intracomm) -> Pipeline:
-    return Pipeline.from_plan(plan, build_network(case), comm, torch.nn.functional.cross_entropy, _optimizer)
-
-
-def _optimizer(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, 1e-6, momentum=0.9)
 
 
 # -- reporting --------------------------------------------------------------------------------------------------------
@@ -249,5 +243,5 @@ def _summarise(rows: Sequence[AccuracyRow]) -> None:
         chosen = next(row for row in synchronous if row.name == CHOSEN)
         print(
             f"{name}: the choice ({chosen.what}) is {chosen.measured / best.measured - 1:+.1%} from the best measured "
-            f"({best.name}) of those with one process's numbers"
+            f"({best.name}) of the schedules with single-process results"
         )

@@ -54,8 +54,8 @@ GRIDS = ("n", "h", "w", "c")
 
 PLANNED = "planned"
 
-TURNS = 3
-"""Number of rounds. Each profiles the network and then measures a part of the steps.
+MEASUREMENTS = 3
+"""Number of measurements. Each profiles the network, and then times a part of the steps.
 
 The speed of a shared machine changes within minutes, which affects interleaved profiles and steps equally.
 """
@@ -153,14 +153,15 @@ def _time_interleaved(
     """Profile this machine for the network, and time steps by rank count and grid. Collective."""
     profiles: list[Machine] = []
     seconds: dict[tuple[int, str], list[float]] = {}
-    turns = min(TURNS, rounds)
-    for turn in range(turns):
+    count = min(MEASUREMENTS, rounds)
+    for number in range(count):
         machine = measure_machine("here", network, comm, CPU)
         extra_candidates = _grids(comm.size)
         profiles.append(
             add_layer_times(machine, graph, list(plans), comm, CPU, rounds=1, extra_candidates=extra_candidates)
         )
-        share = rounds * (turn + 1) // turns - rounds * turn // turns
+        # Each profile is followed by its part of the rounds, so that a drift of the machine's speed affects both.
+        share = rounds * (number + 1) // count - rounds * number // count
         for ranks, which in plans.items():
             for grid, times in _steps(name, ranks, which, share, comm).items():
                 seconds.setdefault((ranks, grid), []).extend(times)

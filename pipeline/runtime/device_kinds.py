@@ -147,6 +147,8 @@ def reorder_ranks(comm: MPI.Intracomm, kind: str | None, wanted: Sequence[str]) 
 
 
 def _rank_order(comm: MPI.Intracomm, kind: str | None, wanted: Sequence[str]) -> int:
+    """Return the position of this rank in the order of ``wanted``. Collective."""
+    # Every rank checks the kinds of all ranks, so all raise the same error or none does.
     kinds_of_ranks: list[str | None] = comm.allgather(kind)
     if None in kinds_of_ranks:
         raise PlanError(
@@ -159,5 +161,6 @@ def _rank_order(comm: MPI.Intracomm, kind: str | None, wanted: Sequence[str]) ->
             f"pipeline plan: made for {format_kinds(Counter(wanted))}, found {format_kinds(counted)}; start ranks "
             "on such devices, or make another plan with distconv explore --devices"
         )
+    # The n-th rank with a kind takes the n-th position of this kind.
     positions = {each: iter([position for position, name in enumerate(wanted) if name == each]) for each in counted}
     return [next(positions[str(each)]) for each in kinds_of_ranks][comm.rank]

@@ -91,7 +91,7 @@ class Executor:
         """
         for action, self._next in zip_longest(actions, actions[1:]):
             try:
-                self._wait_for_input(action)
+                self._wait_for_input(action)  # before the clock starts: spans have no waiting times
                 start = time.perf_counter()
                 self._do[action.kind](action)
             except PipelineError:
@@ -130,6 +130,7 @@ class Executor:
     def _send(self, action: Action) -> None:
         message = self.schedule.message_of(action)
         assert message is not None and action.peer is not None
+        # Activations precede the loss, so it is valid in messages of gradients only.
         loss = self.losses.get(message.microbatch, 0.0)
         minibatch = self._microbatches[message.microbatch].minibatch
         self._topology.p2p.send(
@@ -174,7 +175,10 @@ class Executor:
     # -- updates ------------------------------------------------------------------------------------------------------
 
     def _clear_gradients(self) -> None:
-        """Set gradients to None before the first one after an update."""
+        """Set gradients to None before the first one after an update.
+
+        Not directly after the update: until the next backward pass, the caller can read the gradients of that update.
+        """
         if not self._clean:
             for module in self._passes.modules:
                 module.zero_grad(set_to_none=True)
@@ -200,6 +204,7 @@ class Executor:
         therefore get here.
         """
         parameters = self._passes.weights.parameters
+        # A Minibatch is a pair of the step and its number of samples.
         minibatches = dict(feed.minibatch for feed in self._microbatches.values())
         own = ReplicaRecord(self._passes.statistics.records, self.losses, has_gradients(parameters), minibatches)
         facts = allgather_replicas(self._topology.replica_comm, own, str(action))

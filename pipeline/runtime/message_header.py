@@ -1,4 +1,10 @@
-"""Header of a message between stages: the pass that it belongs to, and the tensors that follow."""
+"""Header of a message between stages: the pass that it belongs to, and the tensors that follow.
+
+All headers have the same length, so that a receive can be posted before the shapes are known::
+
+    [is gradient, micro-batch, part, step, samples, loss, bytes, tensors]    8 numbers, then for each tensor:
+    [dtype, dimensions, *shape, number of strides, *strides]                 dtype -1: there is no tensor
+"""
 
 from __future__ import annotations
 
@@ -17,6 +23,7 @@ HEADER = 512
 """Length of a header, in int64 numbers."""
 
 HEADER_BYTES = 8 * HEADER
+# A dtype is sent as its position here, so all ranks must have the same order.
 DTYPES = (
     torch.float32,
     torch.float64,
@@ -103,7 +110,7 @@ class MessageHeader:
             If there are too many tensors, or a dtype cannot be sent.
         """
         payload, microbatch, part = self.message
-        loss = int(np.float64(self.loss).view(np.int64))
+        loss = int(np.float64(self.loss).view(np.int64))  # the bits, so that the loss is the same on all ranks
         numbers = [int(payload is Kind.B), microbatch, part, *self.minibatch, loss, self.nbytes, len(self.tensors)]
         for each in self.tensors:
             if each.dtype is not None and each.dtype not in DTYPES:
@@ -114,6 +121,7 @@ class MessageHeader:
             raise PipelineError(
                 f"{len(self.tensors)} tensors are sent between two stages, more than a message header can describe"
             )
+        # With an explicit device: the default device may be a GPU.
         return torch.tensor(numbers + [0] * (HEADER - len(numbers)), dtype=torch.int64, device="cpu")
 
     @staticmethod

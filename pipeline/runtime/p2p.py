@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from distconv.communication.gpu import device_transport
 from distconv.communication.gpu.staging import copy_from_host
-from distconv.communication.routes import Peer, Routes, TransferBox
+from distconv.communication.routes import Routes
 from distconv.communication.transport import Exchange
 from distconv.errors import PipelineError
 from distconv.grid import ProcessGrid
@@ -83,6 +83,7 @@ class _ReceiveStream:
         self._post()
 
     def _post(self) -> None:
+        # A new buffer for each message, since received tensors are views of the old one.
         self.buffer = torch.empty(HEADER_BYTES + self.capacity, dtype=torch.uint8, device=self.device)
         self.posted = Exchange(self.comm, [], [(self.peer, self.buffer)], "a message between stages")
         self.posted.post()
@@ -94,7 +95,7 @@ class _ReceiveStream:
         (received,) = self.posted.received_buffers
         header = MessageHeader.decode(received[:HEADER_BYTES].view(torch.int64).cpu().tolist())
         payload = self.buffer[HEADER_BYTES:]
-        if header.nbytes > self.capacity:
+        if header.nbytes > self.capacity:  # only the header has arrived; the tensors follow as a message of their own
             payload = torch.empty(header.nbytes, dtype=torch.uint8, device=self.device)
             Exchange(self.comm, [], [(self.peer, payload)], what).wait()
             self.capacity = min(header.nbytes, POSTED_BYTES)
@@ -204,10 +205,13 @@ class P2P:
         ]
         for rank in self._placement.ranks(stage, message.microbatch):
             stream = self._outgoing.setdefault((message.payload, rank), _SendStream(self._comms[message.payload], rank))
+            # _assemble() of the receiver reads the blocks in this order: by tensor, then by box.
             blocks = [
                 local_block(value).detach()[box.src]
                 for value, routes in routed
-                for box in _boxes_for(routes.sends, rank)
+                for peer in routes.sends
+                if peer.rank == rank
+                for box in peer.boxes
             ]
             offsets, nbytes = _layout([block.nbytes for block in blocks])
             payload = torch.empty(HEADER_BYTES + nbytes, dtype=torch.uint8, device=self._device)
@@ -316,11 +320,6 @@ class P2P:
         for comm in self._comms.values():
             comm.Free()
         self._comms.clear()
-
-
-def _boxes_for(peers: Sequence[Peer], rank: int) -> Sequence[TransferBox]:
-    """Return the boxes that go to ``rank``."""
-    return next((peer.boxes for peer in peers if peer.rank == rank), ())
 
 
 def _align(offset: int) -> int:

@@ -119,7 +119,7 @@ class PipelinePlan:
             raise PlanError(
                 f"pipeline plan: {len(self.replicas)} replicas, but {stages} plans; each stage has one of both"
             )
-        try:
+        try:  # schedule() checks the name, the weight policy and the counts
             order = schedule(self.schedule, stages, self.microbatches, weights=self.weights)
         except (ScheduleError, TypeError) as error:
             raise PlanError(f"pipeline plan: {error}") from error
@@ -178,6 +178,7 @@ class PipelinePlan:
         file = load(path, _PipelinePlanFile, "pipeline plan", PlanError)
         if file.stages != len(file.plans):
             raise PlanError(f"pipeline plan {path}: stages={file.stages}, but there are {len(file.plans)} plans")
+        # The fields of the file have the names of those of the class; only "stages" is additional.
         content = {field.name: getattr(file, field.name) for field in fields(cls)}
         content |= {name: tuple(content[name]) for name in ("cuts", "replicas", "kinds")}
         try:

@@ -58,20 +58,17 @@ def allgather_replicas(comm: MPI.Intracomm, mine: T, what: str) -> list[T]:
     -------
     list
     """
-    with watchdog.waiting(lambda: what):
-        return [pickle.loads(each) for each in comm.allgather(_pickle(mine))]
-
-
-def _pickle(value: object) -> bytes:
     # torch pickles each tensor as an archive, which takes 0.2 ms: too long for the statistics of every batch norm.
     # float64 contains the values of the floating-point types of statistics exactly.
-    text = io.BytesIO()
-    pickler = pickle.Pickler(text, pickle.HIGHEST_PROTOCOL)
+    buffer = io.BytesIO()
+    pickler = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL)
     pickler.dispatch_table = {torch.Tensor: lambda tensor: (_tensor, (tensor.double().cpu().numpy(), tensor.dtype))}
-    pickler.dump(value)
-    return text.getvalue()
+    pickler.dump(mine)
+    with watchdog.waiting(lambda: what):
+        return [pickle.loads(each) for each in comm.allgather(buffer.getvalue())]
 
 
+# A function of the module, because pickle stores it by its name.
 def _tensor(values: npt.NDArray[np.float64], dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(values).to(dtype)
 
@@ -102,6 +99,8 @@ def sum_gradients(
     what : str
         Description for the watchdog.
     """
+    # All replicas take the same parameters, and the dtypes in the same order (a set would not have one), so that their
+    # messages match.
     wanted = [p for p, *has in zip(parameters, *present, strict=True) if any(has)]
     for dtype in dict.fromkeys(parameter.dtype for parameter in wanted):
         grads = []
@@ -117,19 +116,27 @@ def sum_gradients(
 
 
 def _ordered_sum(comm: MPI.Intracomm, flat: torch.Tensor, what: str) -> torch.Tensor:
-    """Return the sum over all ranks, rank 0 first: the same bits with any MPI library. Collective."""
+    """Return the sum over all ranks, rank 0 first: the same bits with any MPI library. Collective.
+
+    ::
+
+        [1]  send block k to rank k, which receives block k of every rank
+        [2]  add the contributions to the own block, that of rank 0 first
+        [3]  send the sum of the own block to all others, and receive theirs
+    """
     parts = list(flat.tensor_split(comm.size))
     mine = parts[comm.rank]
     others = [rank for rank in range(comm.size) if rank != comm.rank]
     theirs = {rank: torch.empty_like(mine) for rank in others}
-    _exchange(comm, {rank: parts[rank] for rank in others}, theirs, what)
+    _exchange(comm, {rank: parts[rank] for rank in others}, theirs, what)  # [1]
     terms = [mine if rank == comm.rank else theirs[rank] for rank in range(comm.size)]
-    total = terms[0].clone()
+    total = terms[0].clone()  # [2]
     for term in terms[1:]:
         total += term
     summed = torch.empty_like(flat)
     summed_parts = list(summed.tensor_split(comm.size))
     summed_parts[comm.rank].copy_(total)
+    # [3] The received blocks are written into ``summed``, of which they are views.
     _exchange(comm, dict.fromkeys(others, total), {rank: summed_parts[rank] for rank in others}, what)
     return summed
 

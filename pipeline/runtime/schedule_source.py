@@ -79,6 +79,7 @@ def resolve_schedule(
         _check_given(given, stages, replicas, settings)
         settings = given.options | settings
     order_of = _action_maker(given, stages, replicas, settings)
+    # Properties that do not depend on the number of micro-batches are read from any schedule of the source.
     first = order_of(given.microbatches if isinstance(given, Schedule) else 1)
     if first.concurrent:
         raise ScheduleError(
@@ -152,7 +153,9 @@ def _action_maker(
     name = _name(given)
     if isinstance(given, str) or name in FAMILIES:
         settings = _with_replicas(name, replicas, options)
+        # Cached: every step asks for its schedule, and mini-batches have few different sizes.
         by_name: Callable[[int], Schedule] = lru_cache(maxsize=None)(lambda m: schedule(name, stages, m, **settings))
+        # A Schedule object with the name of a family may have been edited; its actions then hold as they are.
         if isinstance(given, str) or by_name(given.microbatches) == given:
             return by_name
     if given.asynchronous:

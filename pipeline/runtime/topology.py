@@ -53,13 +53,15 @@ class Topology:
         -------
         Topology
         """
-        places = placement.positions
-        place = places[comm.rank]
-        group = MPI.Intracomm(comm.Split(places.index(place._replace(member=0)), comm.rank))
-        twins = MPI.Intracomm(comm.Split(places.index(place._replace(replica=0)), comm.rank))
-        shape = placement.grids[place.stage]
-        grid = ProcessGrid(group, **shape.shape) if shape.size > 1 else None
-        return Topology(place, group, twins, grid, P2P(comm, placement, place, grid, device))
+        positions = placement.positions
+        own = positions[comm.rank]
+        # Both splits, and the duplicates in P2P, are collective over all ranks. Ranks with the same color form a
+        # communicator; the first rank of it serves as the color.
+        stage_comm = MPI.Intracomm(comm.Split(positions.index(own._replace(member=0)), comm.rank))
+        replica_comm = MPI.Intracomm(comm.Split(positions.index(own._replace(replica=0)), comm.rank))
+        arrangement = placement.grids[own.stage]
+        grid = ProcessGrid(stage_comm, **arrangement.shape) if arrangement.size > 1 else None
+        return Topology(own, stage_comm, replica_comm, grid, P2P(comm, placement, own, grid, device))
 
     def close(self) -> None:
         """Wait until all messages are sent, and free the communicators. Collective: call on every rank.

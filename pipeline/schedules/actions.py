@@ -114,9 +114,11 @@ class Action:
     payload: Kind | None = None
 
     def __post_init__(self) -> None:
+        # ``kind`` may still be a string here, which equals its Kind without being it.
         payload = self.payload
         if payload is None and self.peer is not None and self.kind in (Kind.SEND, Kind.RECEIVE):
             payload = Kind.F if (self.peer > self.stage) == (self.kind == Kind.SEND) else Kind.B
+        # The class is frozen, so attributes cannot be set in the usual way.
         object.__setattr__(self, "kind", _kind(self.kind))
         object.__setattr__(self, "payload", None if payload is None else _kind(payload))
 
@@ -174,6 +176,7 @@ class Schedule:
     hidden_transfers: bool = False
     concurrent: bool = False
     replicas: tuple[int, ...] = ()
+    # Not compared: remake() and pipelines recognize a known schedule by its actions.
     options: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def __iter__(self) -> Iterator[Action]:
@@ -214,6 +217,7 @@ class Schedule:
         """
         return [a for a in self.stages[stage] if a.microbatch is None or a.microbatch % replicas == replica]
 
+    # cached_property stores values in __dict__, so this class cannot have slots.
     @cached_property
     def asynchronous(self) -> bool:
         """True if each mini-batch has its own update. Otherwise there is one for all micro-batches."""
@@ -253,6 +257,7 @@ class Schedule:
         """Return the message of a send or receive; None for other actions."""
         if action.payload is None:
             return None
+        # A message is the output of a pass on the sending stage, and the input of a pass on the receiving one.
         ends = Action(action.payload, action.stage, action.microbatch, action.chunk)
         return self.output_of(ends) if action.kind is Kind.SEND else self.input_of(ends)
 

@@ -127,6 +127,7 @@ def pipedream(stages: int, microbatches: int, replicas: Sequence[int]) -> Orders
     list of list of SchedulePass
         One list per stage.
     """
+    # Of all replicas together: each has every ``here``-th mini-batch of its stage's list.
     in_flight = (here * -(-sum(replicas[stage:]) // here) for stage, here in enumerate(replicas))
     return [alternating(microbatches, count) for count in itertools.accumulate(in_flight, min)]
 
@@ -153,6 +154,7 @@ def stale(stages: int, microbatches: int, switch_after: int) -> Orders:
     """
     rest = [SchedulePass(kind, m) for m in range(switch_after, microbatches) for kind in (Kind.F, Kind.B)]
     tail = [SchedulePass(Kind.SWITCH, None), *rest] if rest else []
+    # In a cycle F precedes B, so the F of the present cycle is in flight, too: 2 (K - i + 1) + 1, where i is stage + 1.
     return [alternating(switch_after, 2 * (stages - 1 - stage) + 1) + tail for stage in range(stages)]
 
 
@@ -176,16 +178,19 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Orders:
     """
     if chunks == 1:
         return one_f_one_b(stages, microbatches)
+    # The last group is full here, too. Its missing micro-batches are dropped at the end, so the order stays the same.
     groups = [range(start, start + stages) for start in range(0, microbatches, stages)]
     forward = [SchedulePass(Kind.F, m, c) for group in groups for c in range(chunks) for m in group]
     backward = [SchedulePass(Kind.B, m, c) for group in groups for c in reversed(range(chunks)) for m in group]
     orders = []
     for stage in range(stages):
+        # 2 (N - 1 - stage) forwards hide the way to the last stage and back, N for each further chunk precede the first
+        # backward, and one belongs to the first pair of F and B.
         ahead = min(2 * (stages - stage - 1) + (chunks - 1) * stages + 1, len(forward))
         late = forward[ahead:]
         paired = [step for pair in zip(backward, late, strict=False) for step in pair]
-        whole = forward[:ahead] + paired + backward[len(late) :]
-        orders.append([step for step in whole if step.microbatch in range(microbatches)])
+        full = forward[:ahead] + paired + backward[len(late) :]
+        orders.append([step for step in full if step.microbatch in range(microbatches)])
     return orders
 
 
@@ -212,6 +217,6 @@ def zero_bubble(stages: int, microbatches: int) -> Orders:
             steps.append(step)
             if step.kind is Kind.B and step.microbatch is not None and step.microbatch >= stage:
                 steps.append(SchedulePass(Kind.W, step.microbatch - stage))
-        done = max(0, microbatches - stage)
+        done = max(0, microbatches - stage)  # micro-batches whose W is placed; the others follow the last B
         orders.append(steps + [SchedulePass(Kind.W, m) for m in range(done, microbatches)])
     return orders

@@ -65,9 +65,11 @@ def staleness(schedule: Schedule) -> list[int]:
     """
     ages = []
     for actions in schedule.stages:
-        used = {a.microbatch: a.version for a in actions if a.kind is Kind.F}
-        changed = {a.microbatch: a.version for a in actions if a.kind is Kind.UPDATE}
-        ages.append(max((_gap(version, changed[m]) for m, version in used.items() if m in changed), default=0))
+        # By mini-batch: the version that its forward reads, and the one to which its gradient is added. An UPDATE has
+        # the number of the version that it makes. That of a synchronous schedule has no mini-batch, hence no gap.
+        used = {a.microbatch: a.version or 0 for a in actions if a.kind is Kind.F}
+        changed = {a.microbatch: (a.version or 0) - 1 for a in actions if a.kind is Kind.UPDATE}
+        ages.append(max((changed[m] - version for m, version in used.items() if m in changed), default=0))
     return ages
 
 
@@ -97,13 +99,9 @@ def stale_fraction(schedule: Schedule, weights: Cost) -> float:
     return sum(count for count, gap in zip(counts, staleness(schedule), strict=True) if gap) / sum(counts)
 
 
-def _gap(used: int | None, changed: int | None) -> int:
-    assert used is not None and changed is not None
-    return changed - 1 - used
-
-
 def _in_flight(schedule: Schedule, stage: int) -> float:
-    last = Kind.W if schedule.splits_backward else Kind.B
+    """Return the most micro-batches whose F has begun and whose last gradient is not computed."""
+    last = Kind.W if schedule.splits_backward else Kind.B  # W needs the activations that B has used
     count = peak = 0
     for action in schedule.stages[stage]:
         count += action.kind is Kind.F
@@ -120,6 +118,7 @@ def _versions(schedule: Schedule, stage: int) -> int:
         if action.kind is Kind.STASH:
             stashed.add(action.microbatch)
         peak = max(peak, 1 + len(stashed) + (action.kind is Kind.PREDICT))
+        # Known schedules with W have one version, so B is the last pass that reads a stashed version.
         if action.kind is Kind.B:
             stashed.discard(action.microbatch)
     return peak

@@ -52,13 +52,16 @@ class ScheduleFamily:
 
 FAMILIES = {
     "gpipe": ScheduleFamily("all forwards, then all backwards", generators.gpipe),
-    "1f1b-sno": ScheduleFamily("forwards and backwards in turn", generators.one_f_one_b),
+    "1f1b-sno": ScheduleFamily("1F1B: forwards and backwards alternate", generators.one_f_one_b),
     "1f1b-so": ScheduleFamily("1F1B with doubled warm-up, which hides transfers", generators.doubled_warm_up),
     "1f1b-as": ScheduleFamily(
         "1F1B that passes results on while computing", generators.one_f_one_b, hidden_transfers=True
     ),
     "fbp-as": ScheduleFamily(
-        "forward and backward at the same time", generators.doubled_warm_up, hidden_transfers=True, concurrent=True
+        "1F1B that runs a forward and a backward at the same time",
+        generators.doubled_warm_up,
+        hidden_transfers=True,
+        concurrent=True,
     ),
     "pipedream": ScheduleFamily(
         "an update after each mini-batch, weights stashed",
@@ -73,7 +76,7 @@ FAMILIES = {
         "an update in each cycle, newest weights", generators.stale, Weights.NEWEST, ("switch_after",)
     ),
     "interleaved": ScheduleFamily("1F1B over several chunks a stage", generators.interleaved, options=("chunks",)),
-    "zero-bubble": ScheduleFamily("dL/dw apart, where 1F1B would wait", generators.zero_bubble),
+    "zero-bubble": ScheduleFamily("1F1B that computes dL/dw later, where ranks would be idle", generators.zero_bubble),
 }
 """Known schedules by name."""
 
@@ -116,6 +119,8 @@ def schedule(name: str, stages: int, microbatches: int, **options: Any) -> Sched
     stages = check_count(name, "stages", stages)
     microbatches = check_count(name, "microbatches", microbatches)
     family = FAMILIES[name]
+    # Without defaults, which may depend on the number of micro-batches (switch_after): pipelines make the schedule
+    # again for other numbers.
     asked = {key: value for key, value in options.items() if value is not None}
     weights = _weights(name, family, options.pop("weights", None))
     unknown = sorted(set(options) - set(family.options))
@@ -150,7 +155,7 @@ def _weights(name: str, family: ScheduleFamily, value: Any) -> Weights:
     possible = (Weights.RECOMPUTE,) if synchronous else tuple(w for w in Weights if w is not Weights.SYNCHRONOUS)
     if value is None or value == family.weights:
         return family.weights
-    if value not in tuple(possible):
+    if value not in possible:
         raise ScheduleError(f"{name}: weights={value!r} must be one of {', '.join(w.value for w in possible)}")
     return Weights(value)
 
@@ -238,6 +243,7 @@ def remake(given: Schedule, **options: Any) -> Schedule:
     ScheduleError
         If ``given`` was not made by :func:`schedule`, or an option does not apply.
     """
+    # A schedule that was edited keeps its name. Making it again would drop the changes.
     sizes = len(given.stages), given.microbatches
     if given.name not in FAMILIES or schedule(given.name, *sizes, **given.options) != given:
         asked = ", ".join(f"{name}={value}" for name, value in options.items())

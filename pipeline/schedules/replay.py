@@ -38,6 +38,7 @@ class Replay(Generic[Rank]):
         advance : callable
             Does one action of a rank and returns True, or returns False if it has to wait.
         """
+        # A list, not a generator: every rank gets its turn in each round.
         while any([advance(rank) for rank in self.lists]):
             pass
 

@@ -41,6 +41,7 @@ def with_transfers(schedule: Schedule) -> Schedule:
         If passes wait for each other in a cycle.
     """
     placing = _MessagePlacement(schedule)
+    # Each rank makes all lists by itself. The order of stages is therefore fixed, also where all of them are stuck.
     while True:
         placing.run(placing.advance)
         stuck = next((stage for stage in placing.stages if stage.sending), None)
@@ -77,7 +78,7 @@ class _MessagePlacement(Replay[int]):
             return False
         stage.actions.append(action)
         self.at[index] += 1
-        if len(self.stages) > 1:
+        if len(self.stages) > 1:  # the chunks of a single stage exchange results without messages
             stage.sending = self.schedule.output_of(action)
         return True
 
@@ -96,5 +97,6 @@ class _MessagePlacement(Replay[int]):
         receiver = self.stages[message.part % len(self.stages)]
         sender.actions.append(self.schedule.send_of(message))
         sender.sending = None
+        # If the receiver is itself blocked in a send, that is placed later: its receive moves before its send.
         receiver.actions.append(self.schedule.receive_of(message))
         receiver.received.add(message)

@@ -38,10 +38,13 @@ class SteadyStream:
         self._make = lru_cache(maxsize=None)(lambda count: schedule(name, stages, count, **options))
         self.replicas = self._make(1).replicas
         self._period = lcm(*self.replicas)
+        # A stage has at most twice as many mini-batches in flight as there are ranks. This schedule is longer, so it
+        # has all forwards before the first B.
         in_flight = max(_forwards_before_backward(actions) for actions in self._make(4 * sum(self.replicas)).stages)
         # Number of a step from which on the pipeline is full and steps repeat. It is a multiple of the period, so that
         # shifted mini-batches keep their replicas.
         self._filled = -(-2 * in_flight // self._period) * self._period
+        # The mini-batches after filled + period serve to keep the end of the schedule out of the steps in use.
         self.schedule = self._make(self._filled + 2 * self._period + in_flight)
         """A finite part of the schedule, long enough to contain every kind of action."""
         ranks = [(stage, replica) for stage, count in enumerate(self.replicas) for replica in range(count)]
@@ -83,6 +86,7 @@ class SteadyStream:
         """
         equivalent = self._equivalent_step(steps - 1) + 1
         done = self._lists[stage, replica][: self._end(stage, replica, equivalent - 1)]
+        # The schedule of exactly these mini-batches begins with the actions that were done. The others are left.
         left = []
         counts = Counter(map(_identity, done))
         for action in self._make(equivalent).replica_actions(stage, replica, self.replicas[stage]):
@@ -113,12 +117,16 @@ class SteadyStream:
         return number if number < self._filled else self._filled + (number - self._filled) % self._period
 
     def _shift_actions(self, actions: list[Action], by: int) -> list[Action]:
-        return [self._shift(action, by) for action in actions] if by else actions
-
-    def _shift(self, action: Action, by: int) -> Action:
-        microbatch = None if action.microbatch is None else action.microbatch + by
-        version = None if action.version is None else action.version + by // self.replicas[action.stage]
-        return replace(action, microbatch=microbatch, version=version)
+        """Return the actions of one stage, ``by`` mini-batches later. ``by`` is a multiple of the period."""
+        if not by:
+            return actions
+        shifted = []
+        for action in actions:
+            microbatch = None if action.microbatch is None else action.microbatch + by
+            # A stage makes one version for each mini-batch of a replica; the period is a multiple of their number.
+            version = None if action.version is None else action.version + by // self.replicas[action.stage]
+            shifted.append(replace(action, microbatch=microbatch, version=version))
+        return shifted
 
 
 class _ScheduleRun(Replay[tuple[int, int]]):
@@ -134,17 +142,19 @@ class _ScheduleRun(Replay[tuple[int, int]]):
         action = self.next_action(rank)
         if action is None:
             return False
+        # The other passes of a later mini-batch wait for its F through their inputs.
         if action.kind in (Kind.F, Kind.PREDICT) and action.microbatch is not None and action.microbatch > last:
             return False
         if self.schedule.received_input_of(action) not in self.made:
             return False
-        together = [rank]
+        advancing = [rank]
         if action.kind is Kind.UPDATE:
-            together = [other for other in self.lists if other[0] == action.stage]
-            heads = [self.next_action(other) for other in together]
+            # Replicas sum their gradients in an update, so all of them are at it before any can continue.
+            advancing = [other for other in self.lists if other[0] == action.stage]
+            heads = [self.next_action(other) for other in advancing]
             if any(head is None or (head.kind, head.version) != (action.kind, action.version) for head in heads):
                 return False
-        for other in together:
+        for other in advancing:
             self.at[other] += 1
         self.made.add(self.schedule.output_of(action))
         return True

@@ -50,11 +50,12 @@ def _check_passes(schedule: Schedule, stage: int, actions: list[Action]) -> None
     done: Counter[tuple[Kind, int | None, int]] = Counter()
     for action in actions:
         if action.kind in COMPUTE:
-            before = kinds[: kinds.index(action.kind)][-1:]
+            before = kinds[: kinds.index(action.kind)][-1:]  # the pass before it, of which F has none
             if before and not done[before[0], action.microbatch, action.chunk]:
                 raise ScheduleError(f"{schedule.name}: {action} comes before its {before[0]}")
             done[action.kind, action.microbatch, action.chunk] += 1
     wanted = {(kind, m, c) for kind in kinds for m in range(schedule.microbatches) for c in range(schedule.chunks)}
+    # Sorted, so that all ranks report the same one of several.
     for kind, microbatch, chunk in sorted(wanted ^ done.keys(), key=str):
         missing = (kind, microbatch, chunk) in wanted
         action = Action(kind, stage, microbatch, chunk)
@@ -104,6 +105,7 @@ def _check_updates(schedule: Schedule) -> None:
 
 def _check_pairs(schedule: Schedule) -> None:
     """Check that messages between two stages are received in the order in which they are sent."""
+    # Receives match messages by their order alone: one in another position would take the wrong tensor.
     for here in range(len(schedule.stages)):
         for there in range(len(schedule.stages)):
             sent = _between(schedule.stages[here], Kind.SEND, there)
@@ -136,7 +138,7 @@ def _check_rendezvous(schedule: Schedule) -> None:
                 or schedule.message_of(other) != schedule.message_of(action)
             ):
                 return False
-            replay.at[action.peer] += 1
+            replay.at[action.peer] += 1  # receives advance with their send only
         replay.at[stage] += 1
         return True
 
@@ -149,9 +151,9 @@ def _check_rendezvous(schedule: Schedule) -> None:
 def _check_versions(schedule: Schedule, actions: list[Action]) -> None:
     """Check that each pass uses weights that exist, and that a micro-batch's passes follow the policy."""
     newest = 0
-    stashed: dict[int, int | None] = {}
-    predicted: Action | None = None
-    forward: dict[tuple[int | None, int], int | None] = {}
+    stashed: dict[int, int | None] = {}  # by version: the micro-batch after whose last gradient the copy is dropped
+    predicted: Action | None = None  # it applies to the next pass alone
+    forward: dict[tuple[int | None, int], int | None] = {}  # version of the F, by micro-batch and chunk
     for action in actions:
         if action.kind is Kind.UPDATE:
             newest += 1
@@ -183,11 +185,13 @@ def _check_versions(schedule: Schedule, actions: list[Action]) -> None:
 def _check_policy(
     schedule: Schedule, action: Action, newest: int, forward: dict[tuple[int | None, int], int | None]
 ) -> None:
+    """Check that a pass uses the version that the policy requires: the newest one, or that of its F."""
     wanted = newest
     if action.kind is Kind.F:
         forward[action.microbatch, action.chunk] = action.version
     elif schedule.weights not in (Weights.NEWEST, Weights.RECOMPUTE):
         wanted = forward[action.microbatch, action.chunk] or 0
+    # With vertical sync F uses an older version, with predictions a later one.
     free = action.kind is Kind.F and schedule.weights in (Weights.STASH, Weights.PREDICT)
     if not free and action.version != wanted:
         raise ScheduleError(

@@ -62,7 +62,10 @@ def asynchronous_actions(
             # Predict the weights of the time at which the gradient reaches stage 0: floor(stage / 2) updates happen
             # here between B and that time (Chen et al. 2018, s).
             forward = {m: m // count + stage // 2 for m in forward}
-        actions = [*_with_updates(stage, steps, weights, forward, count), *_last_updates(stage, len(forward), count)]
+        actions = list(_with_updates(stage, steps, weights, forward, count))
+        # Replicas without a mini-batch in the last round take part in its update, which changes their weights, too.
+        for missing in range(len(forward), -(-len(forward) // count) * count):
+            actions.append(Action(Kind.UPDATE, stage, missing, version=missing // count + 1))
         chosen.append(_with_stashes(actions, count) if weights is Weights.STASH else actions)
     return chosen
 
@@ -94,9 +97,13 @@ def newest_at_forward(steps: list[SchedulePass], replicas: int) -> dict[int, int
 def _with_updates(
     stage: int, steps: list[SchedulePass], weights: Weights, forward: dict[int, int], replicas: int
 ) -> Iterator[Action]:
-    newest = [0] * replicas
+    """Yield the passes of one stage with their versions, an update after each B, and a prediction before each pass.
+
+    Predictions are left out where the predicted version is the newest one.
+    """
+    newest = [0] * replicas  # by replica, since each has its own list, in which its k-th B makes version k
     for step in steps:
-        if step.microbatch is None:
+        if step.microbatch is None:  # SWITCH
             yield Action(step.kind, stage)
             continue
         replica = step.microbatch % replicas
@@ -111,14 +118,9 @@ def _with_updates(
             yield Action(Kind.UPDATE, stage, step.microbatch, version=newest[replica])
 
 
-def _last_updates(stage: int, microbatches: int, replicas: int) -> Iterator[Action]:
-    """Yield the last update of replicas without a mini-batch: it changes their weights, too."""
-    for missing in range(microbatches, -(-microbatches // replicas) * replicas):
-        yield Action(Kind.UPDATE, stage, missing, version=missing // replicas + 1)
-
-
 def _with_stashes(actions: list[Action], replicas: int) -> list[Action]:
     """Return the actions with a stash before each update that replaces weights that a later pass needs."""
+    # By replica and version: the last pass that reads it. Each replica holds copies of its own.
     last_use: dict[tuple[int, int | None], int] = {}
     for index, action in enumerate(actions):
         if action.kind in COMPUTE and action.microbatch is not None:

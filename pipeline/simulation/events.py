@@ -172,7 +172,7 @@ class _Simulation:
             if isinstance(event, Message):
                 self.arrived.add(event)
                 self._begin(event.part % len(self.stages))
-            elif event.epoch == event.rank.epoch:
+            elif event.epoch == event.rank.epoch:  # otherwise the end was moved, and another event stands for it
                 self._end(event.rank, event.track)
         self._check_finished()
         work = sum(self.costs.action_time(span.action, self.schedule.chunks) for span in self.spans)
@@ -180,15 +180,15 @@ class _Simulation:
         return Timeline(self.schedule, self.spans, self.replicas, work, peaks)
 
     def _begin(self, stage: int) -> None:
-        """Begin all passes that can begin on a stage. Replicas that wait for each other need several rounds."""
-        while any([self._begin_rank(rank) for rank in self.stages[stage]]):
-            pass
-
-    def _begin_rank(self, rank: _Rank) -> bool:
-        started = [index for index in range(len(rank.tracks)) if self._begin_track(rank, index)]
-        if started:
-            self._schedule_next_end(rank)
-        return bool(started)
+        """Begin all passes that can begin on a stage."""
+        again = True
+        while again:  # a replica that waits for another one to reach its UPDATE can begin in a later round
+            again = False
+            for rank in self.stages[stage]:
+                started = [index for index in range(len(rank.tracks)) if self._begin_track(rank, index)]
+                if started:
+                    self._schedule_next_end(rank)
+                    again = True
 
     def _begin_track(self, rank: _Rank, index: int) -> bool:
         """Advance until a pass begins (True) or has to wait (False)."""
@@ -198,13 +198,18 @@ class _Simulation:
             and track.next_action is not None
             and self._is_ready(rank, track, track.next_action)
         ):
-            if track.next_action.kind in OCCUPYING:
+            action = track.next_action
+            if action.kind in OCCUPYING:
                 rank.work_until(self.now)
-                work = self.costs.action_time(track.next_action, self.schedule.chunks)
-                rank.running[index] = _PassRun(track.next_action, self.now, work, work)
-                self._add_activation(rank, track.next_action)
+                work = self.costs.action_time(action, self.schedule.chunks)
+                rank.running[index] = _PassRun(action, self.now, work, work)
+                if action.kind is Kind.F:
+                    rank.held += 1
+                    rank.peak = max(rank.peak, rank.held * self.costs.activation[rank.stage] / self.schedule.chunks)
                 return True
-            self._send_result(track.next_action)
+            message = self.schedule.message_of(action)
+            if action.kind is Kind.SEND and message is not None:
+                self._add_event(self._arrival(action, message), message)
             track.next += 1
         return False
 
@@ -217,11 +222,6 @@ class _Simulation:
             return all(h is not None and (h.kind, h.version) == (action.kind, action.version) for h in heads)
         awaited = self.schedule.received_input_of(action)
         return awaited is None or awaited in self.arrived
-
-    def _send_result(self, action: Action) -> None:
-        message = self.schedule.message_of(action)
-        if action.kind is Kind.SEND and message is not None:
-            self._add_event(self._arrival(action, message), message)
 
     def _arrival(self, send: Action, message: Message) -> float:
         """Return the time at which a message arrives whose pass ends now."""
@@ -243,7 +243,8 @@ class _Simulation:
         track = rank.tracks[index]
         track.next += 1
         track.ended += run.action.kind in COMPUTE
-        self._free_activation(rank, run.action)
+        if run.action.kind is (Kind.W if self.schedule.splits_backward else Kind.B):
+            rank.held -= 1
         self.spans.append(Span(run.action, rank.replica, run.start, self.now))
         self._schedule_next_end(rank)
         self._begin(rank.stage)
@@ -259,15 +260,6 @@ class _Simulation:
     def _add_event(self, time: float, event: _PassEnd | Message) -> None:
         self.counted += 1
         heapq.heappush(self.events, (time, self.counted, event))
-
-    def _add_activation(self, rank: _Rank, action: Action) -> None:
-        if action.kind is Kind.F:
-            rank.held += 1
-            rank.peak = max(rank.peak, rank.held * self.costs.activation[rank.stage] / self.schedule.chunks)
-
-    def _free_activation(self, rank: _Rank, action: Action) -> None:
-        if action.kind is (Kind.W if self.schedule.splits_backward else Kind.B):
-            rank.held -= 1
 
     def _check_finished(self) -> None:
         waiting = [

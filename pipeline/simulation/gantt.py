@@ -64,13 +64,19 @@ def draw_spans(axis: Any, schedule: Schedule, spans: Sequence[Span], replicas: S
     schedule, spans, replicas
         As in :func:`draw`.
     """
+    from matplotlib.patches import Patch  # matplotlib is optional
+
     rows = [(stage, replica) for stage, count in enumerate(replicas) for replica in range(count)]
     seen = [span for span in spans if span.end > span.start]
     for span in seen:
         _draw_span(axis, span, rows.index((span.action.stage, span.replica)), schedule, len(spans) <= LABELS_AT_MOST)
-    _label_rows(axis, rows)
+    single = all(replica == 0 for _, replica in rows)
+    axis.set_yticks(range(len(rows)), [f"stage {s}" if single else f"stage {s}, replica {r}" for s, r in rows])
+    axis.invert_yaxis()
     axis.set_xlim(0, max((span.end for span in seen), default=1))
-    _label_kinds(axis, {span.action.kind for span in seen})
+    shown = {span.action.kind for span in seen}
+    patches = [Patch(color=colour, label=str(kind)) for kind, colour in COLOURS.items() if kind in shown]
+    axis.legend(handles=patches, loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)  # to the right of the rows
 
 
 def _draw_span(axis: Any, span: Span, row: int, schedule: Schedule, numbered: bool) -> None:
@@ -84,17 +90,3 @@ def _draw_span(axis: Any, span: Span, row: int, schedule: Schedule, numbered: bo
     axis.barh(middle, width, height, span.start, color=colour, alpha=alpha, edgecolor="0.3", linewidth=0.4)
     if span.action.microbatch is not None and numbered:
         axis.text(span.start + width / 2, middle, span.action.microbatch, ha="center", va="center", fontsize=7)
-
-
-def _label_rows(axis: Any, rows: Sequence[tuple[int, int]]) -> None:
-    single = all(replica == 0 for _, replica in rows)
-    names = [f"stage {stage}" if single else f"stage {stage}, replica {replica}" for stage, replica in rows]
-    axis.set_yticks(range(len(rows)), names)
-    axis.invert_yaxis()
-
-
-def _label_kinds(axis: Any, shown: set[Kind]) -> None:
-    from matplotlib.patches import Patch
-
-    patches = [Patch(color=colour, label=str(kind)) for kind, colour in COLOURS.items() if kind in shown]
-    axis.legend(handles=patches, loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)

@@ -76,7 +76,7 @@ def _may_test_for_tensor(frame: FrameType | None) -> bool:
 class _Tracer(fx.Tracer):
     """Tracer that records where each module's call begins, and rejects what would be lost."""
 
-    proxy_buffer_attributes = True
+    proxy_buffer_attributes = True  # buffers become steps; their values at the time of the trace would be constants
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,6 +90,7 @@ class _Tracer(fx.Tracer):
         return _TensorProxy(node, self)
 
     def create_arg(self, a: Any) -> Any:
+        # type(): isinstance() would read __class__, which may raise.
         return a.node if type(a) is _TensorProxy else super().create_arg(a)
 
     def call_module(
@@ -247,6 +248,7 @@ def _module(model: nn.Module, root: nn.Module, graph: fx.Graph) -> nn.Module:
     stage.training = model.training
     saved = model.state_dict(keep_vars=True)
     for name, attribute in attributes.items():
+        # Constants that forward made are no part of the model's saved state, and must not enter the stage's.
         if isinstance(attribute, torch.Tensor) and name not in saved:
             owner, _, last = name.rpartition(".")
             stage.get_submodule(owner).register_buffer(last, attribute, persistent=False)

@@ -154,6 +154,7 @@ def cut_test(graph: fx.Graph, root: nn.Module) -> Callable[[int], bool]:
 
 def _live_values(nodes: list[fx.Node], stage_of: dict[fx.Node, int], cut: int) -> list[fx.Node]:
     """Return the values that are made before a split point and needed after it, the latest first."""
+    # Parameters and constants have no stage. They belong to the stages that use them, and never cross a split point.
     alive = [
         node
         for node in nodes

@@ -68,7 +68,7 @@ class StageProgramCache:
 
     def __init__(self, blueprint: FakeModel, example: TensorExample, locate: Locate) -> None:
         self._blueprint, self._example, self._locate = blueprint, example, locate
-        self._known: dict[Any, list[StageProgram]] = {}
+        self._known: dict[Any, list[StageProgram]] = {}  # never freed: few numbers of samples and modes are in use
 
     def __deepcopy__(self, memo: object) -> StageProgramCache:
         return self
@@ -159,6 +159,7 @@ class StageProgram:
         self.nodes = list(graph.nodes)
         self.given: list[TensorExample] = [node.meta["like"] for node in self.nodes if node.op == "placeholder"]
         self.inside: set[str] = {node.meta["inside"] for node in self.nodes if "inside" in node.meta}
+        # Later uses replace earlier ones. A value that no step uses is freed after its own step.
         last = {used: node for node in self.nodes for used in (node, *node.all_input_nodes)}
         self._done: dict[fx.Node, list[fx.Node]] = {}
         for node, user in last.items():
@@ -245,6 +246,7 @@ def _assign(stage: nn.Module, name: str, value: Any, saved: bool) -> None:
         if part not in stage._modules:
             stage.add_module(part, nn.Module())
         stage = stage.get_submodule(part)
+    # As in the model, tensors outside its saved state (buffers with persistent=False, plain attributes) are not saved.
     if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and not hasattr(stage, last):
         stage.register_buffer(last, value, persistent=saved)
     elif getattr(stage, last, None) is not value:

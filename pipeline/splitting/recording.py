@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 from unittest import mock
@@ -64,6 +63,7 @@ class FakeModel:
         copies: dict[int, Any] = {}
         for name, tensor in _tensors(model):
             if id(tensor) not in copies:
+                # deepcopy() below takes these for copies that it has made, so the copy has no elements.
                 copies[id(tensor)] = self.fake.from_tensor(tensor if tensor.is_leaf else tensor.detach())
                 # A function other than a method may still use the model's own tensors.
                 self.names[id(tensor)] = self.names[id(copies[id(tensor)])] = name
@@ -101,6 +101,7 @@ class FakeModel:
         try:
             # Hide saved tensors from the hooks of a pipeline, which would store notes of these weights.
             unpacked = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
+            # A recording during training must not advance the random numbers of the run.
             with self.fake, torch.random.fork_rng(devices=[]), unpacked:
                 x = torch.empty(example.shape, dtype=example.dtype, device=example.device)
                 recorder = _ForwardRecorder(self, x)
@@ -179,16 +180,13 @@ class _ForwardRecorder(TorchFunctionMode):
             return self._record("call_module", name, lambda *a, **k: call(module, *a, **k), args, kwargs)
         if has_hooks(module):
             raise SplitError("it has hooks, which would be called once and then never again")
-        with self._enter_module(name):
-            return call(module, *args, **kwargs)
-
-    @contextmanager
-    def _enter_module(self, name: str) -> Iterator[None]:
         self._inside.append(name)
-        yield
+        result = call(module, *args, **kwargs)
         self._inside.pop()
+        return result
 
     def _apply(self, apply: Callable[..., Any], cls: Any, args: Any, kwargs: Any) -> Any:
+        # The function under the checkpoint is recorded. As one node it would hide the modules and weights that it uses.
         if cls is CheckpointFunction and not self._paused:
             function, _, *given = args
             return function(*given)
@@ -261,6 +259,7 @@ def _computes(function: Any, result: Any, given: list[torch.Tensor]) -> bool:
     """Return True if a stage has to repeat a call, because it makes or changes tensors."""
     if _has_tensors(result) or function is torch.Tensor.register_hook:
         return True
+    # Reading an attribute, such as .grad, may return None, too, but changes nothing.
     return result is None and bool(given) and getattr(function, "__name__", "") != "__get__"
 
 

@@ -125,7 +125,7 @@ def possible_cuts(model: nn.Module, example: torch.Tensor | None = None) -> list
     for call in steps.calls:
         first = bisect_left(steps.computing, call.begin)
         if call.name and times[call.name] == 1 and 0 < first < len(steps.computing):
-            cuts[first] = call.name
+            cuts[first] = call.name  # an inner module is called later than the modules around it, and replaces them
     return [name for first, name in sorted(cuts.items()) if steps.possible(steps.computing[first])]
 
 
@@ -136,9 +136,14 @@ def _stages(model: nn.Module, cuts: Sequence[str] | Sequence[int], steps: ModelS
 
 
 def _positions(cuts: Sequence[str] | Sequence[int], calls: list[ModuleCall], computing: list[int]) -> list[int]:
-    """Return where the stages after all split points begin."""
+    """Return where the stages after all split points begin. Stages are in order, and not empty."""
     positions = [_position(cut, calls) for cut in cuts]
-    _check_order(cuts, [0, *positions], computing)
+    begins, end_of_last = [0, *positions], computing[-1] + 1
+    for index, (begin, end) in enumerate(pairwise([*begins, end_of_last])):
+        if begin > end:
+            raise SplitError(f"cuts {list(cuts)}: {cuts[index]!r} comes before {cuts[index - 1]!r} in the model")
+        if not any(begin <= position < end for position in computing):
+            raise SplitError(f"cuts {list(cuts)} leave stage {index} of {len(begins)} empty")
     return positions
 
 
@@ -149,6 +154,7 @@ def _sliceable(model: nn.Module, cuts: Sequence[str] | Sequence[int]) -> bool:
     children = model._modules  # named_children omits a child that occurs a second time
     if all(isinstance(cut, str) for cut in cuts):
         return all(cut in children for cut in cuts)
+    # Numbers count layers, so a layer inside a child would lie between two children.
     inner = (inside for child in children.values() if child for inside in child.modules() if inside is not child)
     return not any(isinstance(cut, str) for cut in cuts) and not any(is_layer(module) for module in inner)
 
@@ -192,15 +198,6 @@ def _position(cut: str | int, calls: list[ModuleCall]) -> int:
 
 def _shorten_names(names: list[str]) -> str:
     return ", ".join(names if len(names) <= 12 else [*names[:9], "...", *names[-2:]])
-
-
-def _check_order(cuts: Sequence[str] | Sequence[int], begins: list[int], computing: list[int]) -> None:
-    """Check that stages are in order and not empty. ``begins``: where each stage begins."""
-    for index, (begin, end) in enumerate(pairwise([*begins, computing[-1] + 1])):
-        if begin > end:
-            raise SplitError(f"cuts {list(cuts)}: {cuts[index]!r} comes before {cuts[index - 1]!r} in the model")
-        if not any(begin <= position < end for position in computing):
-            raise SplitError(f"cuts {list(cuts)} leave stage {index} of {len(begins)} empty")
 
 
 def _check_disjoint(model: nn.Module, stages: list[nn.Module]) -> None:

@@ -173,6 +173,7 @@ class Passes:
         with ExitStack() as stack:
             stack.enter_context(self.weights.bind(action.version))
             stack.enter_context(seed_generators(self._seed, feed.minibatch.step, feed.number, part, tuple(devices)))
+            # With one version of the weights, autograd saves them itself, and checks that they do not change.
             if self.schedule.asynchronous:
                 stack.enter_context(self.weights.save_notes())
             # Replicas see other micro-batches: only the statistics of batch norm can be combined.
@@ -263,6 +264,7 @@ class Passes:
         if full or self._grid is not None:
             torch.autograd.backward(outputs, gradients)
         else:
+            # They are named so that autograd runs as far as the inputs, whose gradients StageInput stores.
             inputs = [entry.value for entry in state.inputs if entry.value.requires_grad]
             state.half = backward_of_inputs(outputs, gradients, inputs, self._leaves)
 

@@ -38,12 +38,11 @@ def boundary_routes(
     -------
     Routes
     """
-    src, dst = (_split_by_dimensions(grid, len(shape)) for grid in (source, target))
+    dims = len(shape)
+    src, dst = (
+        Distribution(grid, default_axes(None, dims) if grid.size > 1 else (None,) * dims) for grid in (source, target)
+    )
     return Routes(src, dst, shape, rank, sources=sources, targets=targets)
-
-
-def _split_by_dimensions(grid: Arrangement, dims: int) -> Distribution[Arrangement]:
-    return Distribution(grid, default_axes(None, dims) if grid.size > 1 else (None,) * dims)
 
 
 def to_boundary(value: torch.Tensor, grid: ProcessGrid | None) -> torch.Tensor:

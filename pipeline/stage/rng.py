@@ -40,15 +40,11 @@ def seed_generators(
     True
     """
     indices = [torch.cuda.current_device() if device.index is None else device.index for device in devices]
-    value = _value(seed, minibatch, microbatch, stage)
+    # 63 bits that depend on all four numbers, and are the same on every machine.
+    digest = hashlib.blake2b(repr((seed, minibatch, microbatch, stage)).encode(), digest_size=8).digest()
+    value = int.from_bytes(digest, "big") >> 1
     with torch.random.fork_rng(indices, device_type="cuda"):
         torch.default_generator.manual_seed(value)  # torch.manual_seed would change devices that are not restored
         for index in indices:
             torch.cuda.default_generators[index].manual_seed(value)
         yield
-
-
-def _value(*numbers: int) -> int:
-    """Return 63 bits that depend on all of ``numbers``, identical on every machine."""
-    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1

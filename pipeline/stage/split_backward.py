@@ -1,8 +1,8 @@
 """Backward passes in two halves: B gives the gradients of a stage's inputs, W those of its weights.
 
 B runs through the full graph without the weights of convolutions and matrix products, and keeps the gradients that
-reach these operators. W starts at each of them, so nothing is computed twice. Cheap gradients (biases elsewhere, batch
-norm), weights that several operators share, and autograd Functions in Python stay with B.
+reach these operators. W starts at each of them, so nothing is computed twice. Cheap gradients (biases of other
+operators, batch norm), weights that several operators share, and autograd Functions in Python stay with B.
 
 Source: Qi et al. 2024 (zero bubble pipeline parallelism), 2.
 """
@@ -74,14 +74,14 @@ def backward_of_inputs(
     WeightBackward
         The remaining work.
     """
-    apart: dict[Node, list[torch.Tensor]] = {}
+    deferred: dict[Node, list[torch.Tensor]] = {}
     for use in _uses(outputs, parameters):
-        apart.setdefault(use.operator, []).append(use.parameter)
+        deferred.setdefault(use.operator, []).append(use.parameter)
     # Biases and scales cost little, so their gradients are computed with those of the inputs.
-    apart = {operator: weights for operator, weights in apart.items() if any(w.dim() > 1 for w in weights)}
-    later = {id(weight) for weights in apart.values() for weight in weights}
-    now = [*inputs, *(p for p in parameters if p.requires_grad and id(p) not in later)]
-    edges = [GradientEdge(operator, 0) for operator in apart]
+    deferred = {operator: weights for operator, weights in deferred.items() if any(w.dim() > 1 for w in weights)}
+    deferred_ids = {id(weight) for weights in deferred.values() for weight in weights}
+    now = [*inputs, *(p for p in parameters if p.requires_grad and id(p) not in deferred_ids)]
+    edges = [GradientEdge(operator, 0) for operator in deferred]
     targets: list[Any] = [*now, *edges]
     # The graph is kept for the weights' part, which runs later from the recorded edges.
     results = torch.autograd.grad(outputs, targets, gradients, retain_graph=True, allow_unused=True)
@@ -90,7 +90,7 @@ def backward_of_inputs(
             if gradient is not None:
                 # Out of place: the first gradient may share memory with another tensor.
                 leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
-    return WeightBackward(list(apart.values()), edges, list(results[len(now) :]))
+    return WeightBackward(list(deferred.values()), edges, list(results[len(now) :]))
 
 
 def _uses(outputs: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> Iterator[_Use]:

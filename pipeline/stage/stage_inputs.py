@@ -73,7 +73,7 @@ class _EnterStage(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, entry: StageInput) -> torch.Tensor:
         ctx.entry = entry
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # without a gradient, None is sent to the stage before, not zeros
         return value.detach()
 
     @staticmethod

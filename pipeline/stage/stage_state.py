@@ -49,13 +49,13 @@ def check_separate(modules: Sequence[nn.Module], count: int) -> None:
     """
     # By tensor: the group of ranks that owns it (modules with the same index modulo count are chunks of one stage,
     # which may share weights), and its first name.
-    homes: dict[int, tuple[int, str]] = {}
+    owners: dict[int, tuple[int, str]] = {}
     for name, tensor in collect_state(modules).items():
         index = int(name.partition(".")[0])
         if isinstance(tensor, DistTensor):
             raise ScheduleError(f"stage {index}: {name} is already distributed; pass plain modules and use plans=")
-        home, first = homes.setdefault(id(tensor), (index % count, name))
-        if home != index % count:
+        owner, first = owners.setdefault(id(tensor), (index % count, name))
+        if owner != index % count:
             raise ScheduleError(
                 f"{first} and {name} are one tensor, but their stages are on different ranks; give each its own, or "
                 "cut the model elsewhere"
@@ -75,6 +75,7 @@ def broadcast_stage(comm: MPI.Intracomm, module: nn.Module, root: int, owned: bo
     owned : bool
         True if this rank owns the stage or a block of it. Otherwise its tensors are overwritten.
     """
+    # Every rank has the modules of all stages, and so the same number and order of broadcasts.
     for tensor in collect_state([module]).values():
         # If the stage is split over a grid, all of its ranks own a block and gather the full tensor.
         value = gather(tensor.detach()) if owned else tensor

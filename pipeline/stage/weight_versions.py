@@ -127,6 +127,7 @@ class WeightVersions:
         Source: Chen et al. 2018 (SpecTrain), Eq. 4.
         """
         ahead = version - self.newest
+        # Before the first update there is nothing to extrapolate: the prediction is the newest version.
         before = self._before or [tensor.detach() for tensor in self.parameters]
         with torch.no_grad():
             self._predicted = [
@@ -155,6 +156,7 @@ class WeightVersions:
         newest = [tensor.data for tensor in self.parameters]
         try:
             if values is not None:
+                # The parameters remain the same objects, which the modules and the optimizer hold.
                 for tensor, value in zip(self.parameters, values, strict=True):
                     tensor.data = value
             yield
@@ -166,6 +168,7 @@ class WeightVersions:
     @contextmanager
     def save_notes(self) -> Iterator[None]:
         """Save notes instead of weights in forward passes inside the block."""
+        # In each pass, because bind() exchanges the storages of the parameters.
         self._places = {tensor.untyped_storage().data_ptr(): i for i, tensor in enumerate(self.parameters)}
         with saved_tensors_hooks(self._pack, self._unpack):
             yield

@@ -102,13 +102,12 @@ class LayerStack:
         """Return the bytes of weights, gradients and optimizer state on this rank."""
         held = 0
         for parameter in self.model.parameters():
-            kept = [parameter, parameter.grad, *self.optimizer.state[parameter].values()]
-            held += sum(_local(t).nbytes for t in kept if isinstance(t, torch.Tensor))
+            for kept in (parameter, parameter.grad, *self.optimizer.state[parameter].values()):
+                if isinstance(kept, DistTensor):
+                    held += kept.local.nbytes
+                elif isinstance(kept, torch.Tensor):
+                    held += kept.nbytes
         return held
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.local if isinstance(tensor, DistTensor) else tensor
 
 
 def run(options: argparse.Namespace) -> int:
@@ -131,6 +130,7 @@ def run(options: argparse.Namespace) -> int:
     held = comm.gather(split.held_bytes())
     single = LayerStack(options, ProcessGrid(MPI.COMM_SELF)) if comm.rank == 0 else None
     variants = timed_variants({"ranks": split.step, **({"one": single.step} if single is not None else {})})
+    # All ranks have all variants, in the same order: time_interleaved waits for every rank in each of them.
     times = time_interleaved(comm, {"ranks": idle, "one": idle, **variants}, options.rounds, asleep=True)
     if single is not None and held is not None:
         _report(options, grid, split, alone=single.held_bytes(), held=held, traffic=traffic, times=times)

@@ -54,6 +54,7 @@ class Bench:
             outputs[:] = [self.layer(self.x)]
 
         def backward() -> None:
+            # Of the graph that ``forward`` made: variants run in order, so each BP follows an FP.
             with no_sync():
                 outputs[0].backward(self.error)
             self.layer.zero_grad()

@@ -197,6 +197,7 @@ def _measured_here(options: argparse.Namespace) -> Peak:
         If the step needs more memory.
     """
     cap = options.cap << 30
+    # The limit makes an allocation fail. Without it, the operating system would end other processes.
     resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
     try:
         return measure_first_step(lambda: make_step(options, options.resolution[0], options.alone))
@@ -223,6 +224,7 @@ def _compare(options: argparse.Namespace, resolution: int, grid: ProcessGrid) ->
     names = [DENSE, *(f"S-{keep:g}" for keep in options.keep)]
     peaks = run_on_rank_0(grid.world, lambda: {name: _alone(options, resolution, name) for name in names})
     fitting = [name for name in names if peaks[name] is not None]
+    # All ranks have all variants, in the same order: time_interleaved waits for every rank in each of them.
     variants: dict[str, Variant] = dict.fromkeys(fitting, idle)
     if grid.rank == 0:
         variants |= timed_variants(

@@ -108,7 +108,7 @@ def _cell(options: argparse.Namespace, grid: ProcessGrid, device: torch.device, 
     times = time_interleaved(grid.world, timed_variants(runs, device), options.rounds)
     least = {way: min(seconds) for way, seconds in times.items()}
     gates = 1 if options.model == "rnn" else 3
-    own = -(-steps // grid.size)
+    own = -(-steps // grid.size)  # of the rank with the most time steps
     chosen = fastest_method(BackwardProblem(own, batch, options.hidden, gates, grid.size, device, torch.float32))
     # torch's autograd cannot run over ranks. Its time on one rank is shown for comparison.
     offered = {way: least_s for way, least_s in least.items() if grid.size == 1 or way is not Method.AUTOGRAD}

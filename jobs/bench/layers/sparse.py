@@ -21,7 +21,7 @@ from torch import nn
 
 from distconv.errors import GridError
 from distconv.jobs.bench import report
-from distconv.jobs.bench.child_processes import MIB, Peak, measure_first_step, run_in_new_process
+from distconv.jobs.bench.child_processes import MIB, measure_first_step, run_in_new_process
 from distconv.jobs.timing import medians, time_interleaved, timed_variants
 from distconv.jobs.training.options import positive_int
 from distconv.layers.sparse import SparseConv, SparseTensor, to_dense
@@ -74,7 +74,9 @@ def run(options: argparse.Namespace) -> int:
     if MPI.COMM_WORLD.size > 1:
         raise GridError(f"measures one process, but there are {MPI.COMM_WORLD.size} ranks. Start it without mpiexec.")
     if options.alone:
-        print(json.dumps(asdict(_measured_here(options))))
+        alone: str = options.alone
+        peak = measure_first_step(lambda: variants(options.resolution[0], options.channels, (alone,))[alone])
+        print(json.dumps(asdict(peak)))
         return 0
     print(
         report.heading(
@@ -96,6 +98,7 @@ def surface(resolution: int) -> torch.Tensor:
     level = sx * cy + sy * cz + sz * cx
     slopes = (cx * cy - sz * sx, cy * cz - sx * sy, cz * cx - sy * sz)
     slope = torch.stack([each.square() for each in slopes]).sum(0).sqrt()
+    # To first order, the distance of a point to the surface is the level over its slope.
     distance = (level.abs() / slope.clamp(min=1e-9)).flatten()
     near = distance.argsort(stable=True)[: 8 * resolution**2].sort().values
     space = torch.stack([near // resolution**2, near // resolution % resolution, near % resolution], 1)
@@ -163,12 +166,6 @@ def dense_bytes(resolution: int, channels: int) -> int:
     int
     """
     return 4 * 4 * channels * resolution**3
-
-
-def _measured_here(options: argparse.Namespace) -> Peak:
-    return measure_first_step(
-        lambda: variants(options.resolution[0], options.channels, (options.alone,))[options.alone]
-    )
 
 
 def _compare(options: argparse.Namespace, resolution: int) -> dict[str, Any]:

@@ -76,6 +76,7 @@ def run(options: argparse.Namespace) -> int:
         shape = (options.batch, options.channels, size, size)
         plan = _halo_plan(grid, shape, options.kernel)
         times = time_interleaved(world, timed_variants(_actions(plan)), options.repeats, warm_up=WARM_UP)
+        # Ranks at a wall send one side only; those between two neighbours send the most.
         sent = world.allreduce(sum(peer.numel for peer in plan.sends) * 4, MPI.MAX)
         results[str(size)] = medians(times)
         if world.rank == 0:

@@ -31,6 +31,7 @@ class RawTransfer:
 
     def messages(self) -> None:
         """Exchange the messages only."""
+        # Receives go first: a send that finds no posted receive is copied once more.
         requests = [self.comm.Irecv(run.numpy(), rank) for rank, run in self._receives]
         requests += [self.comm.Isend(run.numpy(), rank) for rank, run in self._sends]
         MPI.Request.Waitall(requests)

@@ -102,6 +102,7 @@ def _convolution(options: argparse.Namespace, comm: MPI.Intracomm, device: torch
     )
     ghosts = [torch.randn(s, device=device) for s in plan.destination_shapes]
 
+    # As much work as in the convolution: the owned block, and one row of output for each halo.
     @torch.no_grad()
     def work() -> None:
         y = F.conv2d(x.local, layer.weight, padding=1)
@@ -119,6 +120,8 @@ def _convolution(options: argparse.Namespace, comm: MPI.Intracomm, device: torch
 
 
 def _by(way: DeviceTransport, grid: dc.ProcessGrid, action: Callable[[], object]) -> Callable[[], object]:
+    """Return ``action``, preceded by the selection of its transport for all transfers over the grid."""
+
     def act() -> None:
         CommunicatorRegistry.get(grid.world).get_attached(device_transport.Transports)["cuda"] = way
         action()

@@ -150,7 +150,7 @@ def _shared_folder(comm: MPI.Intracomm, directory: Path) -> Iterator[Path]:
 
     with agreement.try_on_all_ranks(comm, made, DataError) or contextlib.nullcontext() as path:
         yield Path(comm.bcast(path))
-        comm.Barrier()
+        comm.Barrier()  # rank 0 deletes the folder when no rank uses it any more
 
 
 class _Saves:
@@ -198,6 +198,7 @@ class _Saves:
             start = time.perf_counter()
             step()
             steps.append(time.perf_counter() - start)
+            # Steps are collective, so all ranks take the same number of them: until the last one has written.
             if self._comm.allreduce(saving.is_written, MPI.LAND):
                 break
         start = time.perf_counter()

@@ -174,7 +174,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print(size: int, times: dict[str, list[float]]) -> None:
-    (ranks, captured, one, *torchs, one_thread) = times
+    (ranks, captured, one, *torchs, one_thread) = times  # in the order in which _measure() makes the variants
     fastest = min((*torchs, one_thread), key=lambda name: statistics.median(times[name]))
     print(f"\n{size} x {size}\n{report.time_table(times, fastest)}")
     for a, b in ((ranks, fastest), (captured, fastest), (ranks, torchs[0]), (one, one_thread)):

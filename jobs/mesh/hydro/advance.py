@@ -44,6 +44,7 @@ def stable_step(state: HydroState, gas: Gas, cfl: float, volume_change: float) -
         k = j + 1
         for i in range(width):
             m = i + 1
+            # Diagonals 0-2 and 1-3. |dV/dx| of a corner is half the length of the diagonal between its neighbours.
             ax, ay = x[k, m] - x[j, i], y[k, m] - y[j, i]
             bx, by = x[k, i] - x[j, m], y[k, i] - y[j, m]
             volume = 0.5 * (ax * by - bx * ay)
@@ -53,6 +54,7 @@ def stable_step(state: HydroState, gas: Gas, cfl: float, volume_change: float) -
             gamma = gas.gamma[j, i]
             sound = sqrt(gamma * (gamma - 1.0) * max(energy[j, i], 0.0))
             sound += 0.5 * (gamma + 1.0) * max(0.0, -divergence) * sqrt(volume)
+            # With the corner masses f rho V, omega is c sqrt(stiffness) / V.
             stiffness = 0.25 * (
                 (bx * bx + by * by) * (1.0 / f[0, j, i] + 1.0 / f[2, j, i])
                 + (ax * ax + ay * ay) * (1.0 / f[1, j, i] + 1.0 / f[3, j, i])
@@ -110,6 +112,7 @@ def gather_forces(fx: Floats, fy: Floats, j: int, force_x: Floats, force_y: Floa
     """
     gather_row(fx, j, force_x)
     gather_row(fy, j, force_y)
+    # Without a normal force the normal velocity at the walls stays 0, as hold_walls() has set it.
     force_x[0] = 0.0
     force_x[-1] = 0.0
     if j == 0 or j == fy.shape[1]:
@@ -166,6 +169,7 @@ def move_nodes(state: HydroState, gas: Gas, fx: Floats, fy: Floats, step: float,
         for i in range(columns):
             scale = step / gas.node_mass[j, i]
             u, v = state.u[j, i] + scale * force_x[i], state.v[j, i] + scale * force_y[i]
+            # The same mean moves the nodes and computes the work on the cells; otherwise energy is not conserved.
             mean_u, mean_v = 0.5 * (state.u[j, i] + u), 0.5 * (state.v[j, i] + v)
             half.u[j, i] = mean_u
             half.v[j, i] = mean_v

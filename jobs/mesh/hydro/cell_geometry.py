@@ -75,6 +75,8 @@ def corner_volumes(x: Floats, y: Floats) -> Floats:
             px[0], px[1], px[2], px[3] = x[j, i], x[j, i + 1], x[j + 1, i + 1], x[j + 1, i]
             py[0], py[1], py[2], py[3] = y[j, i], y[j, i + 1], y[j + 1, i + 1], y[j + 1, i]
             for c in range(4):
+                # 16 V_c = d x g: d points from the corner to the sum of the others, g from the following corner to the
+                # previous one.
                 following, opposite, previous = (c + 1) % 4, (c + 2) % 4, (c + 3) % 4
                 dx = px[following] + px[opposite] + px[previous] - 3.0 * px[c]
                 dy = py[following] + py[opposite] + py[previous] - 3.0 * py[c]

@@ -34,6 +34,7 @@ class ShockTube:
 
     def star(self) -> tuple[float, float]:
         """Return pressure and velocity between the two waves, by bisection to round-off."""
+        # The jumps of both waves grow with the pressure, so their sum has a single root.
         low, high = 0.0, 100.0 * max(self.left.pressure, self.right.pressure)
         for _ in range(200):
             middle = 0.5 * (low + high)
@@ -61,6 +62,7 @@ class ShockTube:
         """Return the density at x / t = ``speed``."""
         pressure, velocity = self.star()
         left = self._half(speed, self.left, pressure, velocity)
+        # The right wave is the left wave of the mirrored problem.
         mirrored = UniformState(self.right.density, -self.right.velocity, self.right.pressure)
         return np.where(speed < velocity, left, self._half(-speed, mirrored, pressure, -velocity))
 
@@ -118,6 +120,7 @@ def blast_constant(gamma: float = 1.4, points: int = 4000) -> float:
         dh = g * (f - w * df)
         return np.array([df, dg, dh, -(0.5 * g * f * f + h / (gamma - 1.0)) * r])
 
+    # At r = 1: the jump conditions of a strong shock, and no energy yet.
     y = np.array([2.0 / (gamma + 1.0), (gamma + 1.0) / (gamma - 1.0), 2.0 / (gamma + 1.0), 0.0])
     inner = 1e-3
     step = (inner - 1.0) / points

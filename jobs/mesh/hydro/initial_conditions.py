@@ -63,12 +63,13 @@ class Sketch:
         intervals = ceil(self.side / spacing)
         noise = self.rng.standard_normal((intervals + 3, intervals + 3))
         if odd_at_walls:
+            # Coefficient 1 belongs to the wall, and coefficient 0 lies one interval beyond it.
             for line in (noise, noise.T):
                 line[1], line[-2] = 0.0, 0.0
                 line[0], line[-1] = -line[2], -line[-3]
         basis = spline_basis(self.size, intervals)
         field: Floats = basis @ noise @ basis.T
-        return 2.0 * field
+        return 2.0 * field  # the splines average the noise to a variance of about 1/4
 
     def add_stream(self, stream: Floats, speed: float) -> None:
         """Add the flow of a stream function that is zero at the walls, scaled to a root mean square ``speed``.
@@ -82,6 +83,7 @@ class Sketch:
         """
         slope_y, slope_x = np.gradient(stream, 1.0 / CELLS_PER_UNIT)
         scale = speed / max(float(np.sqrt(np.mean(slope_x**2 + slope_y**2))), 1e-12)
+        # Free of divergence, and along the walls, where the stream function is constant.
         self.u += scale * slope_y
         self.v -= scale * slope_x
 
@@ -184,6 +186,7 @@ def random_vortices(sketch: Sketch) -> None:
     for _ in range(sketch.feature_count(10.0)):
         (x, y), radius = sketch.random_point(), sketch.rng.uniform(0.08, 0.2)
         strength = radius * sketch.rng.normal()
+        # With the images the stream function is odd about each wall, and so zero there.
         for image_x, sign_x in ((x, 1.0), (-x, -1.0), (2.0 * sketch.side - x, -1.0)):
             for image_y, sign_y in ((y, 1.0), (-y, -1.0), (2.0 * sketch.side - y, -1.0)):
                 sketch.add_gaussian(stream, np.array([image_x, image_y]), radius, strength * sign_x * sign_y)
@@ -273,6 +276,7 @@ def initial_condition(family: str, size: int, seed: np.random.SeedSequence) -> I
     Initial
         The initial condition.
     """
+    # All random numbers come from one generator: another order of these lines is another run for every seed.
     sketch = Sketch(np.random.default_rng(seed), size)
     FAMILIES[family](sketch)
     sketch.density *= np.exp(0.15 * sketch.smooth_noise(0.15))

@@ -119,6 +119,7 @@ class Hydro:
         self.openness = Openness(np.empty((height + 1, width)), np.empty((height, width + 1)))
         self._half = HydroState(*(np.empty_like(array) for array in self.state))
         self._fx, self._fy = np.empty((4, height, width)), np.empty((4, height, width))
+        # step() limits the growth from the last step, so this makes the first step ``first`` times the stable one.
         first_stable = self._stable_step()
         self._last_step = self.control.first * first_stable / self.control.growth
         self._smallest_step = self.control.collapse * first_stable
@@ -139,9 +140,9 @@ class Hydro:
             If the run cannot continue.
         """
         stable = min(self._stable_step(), self.control.growth * self._last_step)
-        if not stable > self._smallest_step:
+        if not stable > self._smallest_step:  # true for NaN
             raise RunStopped(f"time {self.time:.4f}, step {self.steps}: the time step fell to {stable:.3g}")
-        self._last_step = stable
+        self._last_step = stable  # not dt, which may be short because the time ``end`` is near
         dt = min(stable, end - self.time)
         self._advance(dt)
         # Exactly the end: a sum of steps would miss it by a rounding error.
@@ -154,14 +155,24 @@ class Hydro:
         return dt
 
     def _advance(self, dt: float) -> None:
+        """Advance all variables by ``dt``.
+
+        ::
+
+            [1]  forces of the state
+            [2]  nodes and energies half a step later
+            [3]  forces there
+            [4]  nodes a full step later; ``half`` receives their mean velocities
+            [5]  energies a full step later, by the work of the forces [3] on nodes with these velocities
+        """
         state, gas, half, fx, fy = self.state, self.gas, self._half, self._fx, self._fy
-        self._forces(state)
-        predict_nodes(state, gas, fx, fy, 0.5 * dt, half)
+        self._forces(state)  # [1]
+        predict_nodes(state, gas, fx, fy, 0.5 * dt, half)  # [2]
         internal_work(state.energy, half.u, half.v, fx, fy, gas.mass, 0.5 * dt, half.energy)
-        self._forces(half)
-        move_nodes(state, gas, fx, fy, dt, half)
+        self._forces(half)  # [3]
+        move_nodes(state, gas, fx, fy, dt, half)  # [4]
         work = half if self.work_velocity == "mean" else state
-        internal_work(state.energy, work.u, work.v, fx, fy, gas.mass, dt, state.energy)
+        internal_work(state.energy, work.u, work.v, fx, fy, gas.mass, dt, state.energy)  # [5]
 
     def run(self, end: float) -> None:
         """Advance to the time ``end``.

@@ -47,6 +47,7 @@ def openness(before: Edge, edge: Edge, after: Edge) -> float:
     """
     dx, dy, du, dv = edge
     along = before[0] * dx + before[1] * dy
+    # Divided before the tests, which then only select, so that the loop is vectorized. IEEE division by 0 is harmless.
     slope_before = (before[2] * du + before[3] * dv) / along
     # If the mesh line folds back, the neighboring edge has no gradient to compare with.
     slope_before = slope_before if along > 0.0 else 0.0
@@ -57,7 +58,7 @@ def openness(before: Edge, edge: Edge, after: Edge) -> float:
     middle = 0.5 * (slope_before + slope_after)
     speed = du * du + dv * dv
     psi = (middle if middle < 2.0 * smaller else 2.0 * smaller) * (dx * dx + dy * dy) / speed
-    psi = psi if psi > 0.0 else 0.0
+    psi = psi if psi > 0.0 else 0.0  # without a velocity difference psi is NaN, and the result 0
     return 1.0 - psi if psi < 1.0 and speed > 0.0 else 0.0
 
 

@@ -71,7 +71,7 @@ def assemble(target: Path, recipe: MeshRecipe, parts: RunFolder, streams_needed:
         write_atomically(target, image)
     else:
         write_large(target, needed, lambda file: write_datasets(file, recipe, parts, chosen, summary))
-    shutil.rmtree(parts.folder, ignore_errors=True)
+    shutil.rmtree(parts.folder, ignore_errors=True)  # only now: until the file is complete, a new call resumes from it
     return summary
 
 
@@ -90,7 +90,7 @@ def alternate_families(parts: RunFolder, streams_needed: list[RunStream]) -> Cho
     Chosen
     """
     each = [[(run, n) for run, taken in parts.used_runs(stream) for n in taken] for stream in streams_needed]
-    return [sample for turn in zip_longest(*each) for sample in turn if sample is not None]
+    return [sample for samples in zip_longest(*each) for sample in samples if sample is not None]
 
 
 def summarise(
@@ -152,6 +152,7 @@ def write_datasets(
         Samples of each split.
     summary : Summary
     """
+    # Neither the path, which may change, nor the time, so that the same data set has the same content.
     kept = {key: value for key, value in asdict(summary).items() if key not in ("path", "seconds")}
     file.attrs["recipe"] = json.dumps(asdict(recipe))
     file.attrs["summary"] = json.dumps(kept)
@@ -201,17 +202,17 @@ def write_group(group: h5py.Group, recipe: MeshRecipe, parts: RunFolder, chosen:
         "positives": np.zeros(count),
         "inversions": np.zeros(count, np.int64),
     }
-    for place, (run, number) in enumerate(chosen):
+    for row, (run, number) in enumerate(chosen):
         sample = parts.sample(run, number)
-        group["input"][place] = sample.channels
-        group["label"][place] = sample.label
-        group["extrapolated"][place] = sample.extrapolated
-        facts["family"][place] = list(FAMILIES)[run.family].encode()
-        facts["run"][place] = run.number
-        facts["t"][place] = sample.time
-        facts["step"][place] = sample.step
-        facts["positives"][place] = sample.positives
-        facts["inversions"][place] = sample.inversions
+        group["input"][row] = sample.channels
+        group["label"][row] = sample.label
+        group["extrapolated"][row] = sample.extrapolated
+        facts["family"][row] = list(FAMILIES)[run.family].encode()
+        facts["run"][row] = run.number
+        facts["t"][row] = sample.time
+        facts["step"][row] = sample.step
+        facts["positives"][row] = sample.positives
+        facts["inversions"][row] = sample.inversions
     for name, values in facts.items():
         group.create_dataset(name, data=values)
 
@@ -239,5 +240,5 @@ def write_large(target: Path, needed: int, write: Callable[[h5py.File], None]) -
     try:
         with atomic_path(target) as unfinished, h5py.File(unfinished, "x") as file:
             write(file)
-    except OSError as refusal:
-        raise DataError(f"{target}: cannot write {needed:,} bytes: {refusal}") from refusal
+    except OSError as error:
+        raise DataError(f"{target}: cannot write {needed:,} bytes: {error}") from error

@@ -185,6 +185,7 @@ class RunFolder:
         FlowRun, optional
             The claimed run; None if no further run is certainly needed.
         """
+        # By index first, so that all streams grow at about the same pace.
         for index in range(self.most_runs):
             for stream in streams_needed:
                 if self._most_samples_before(stream, index) < stream.quota and self._take(stream.run(index)):
@@ -222,6 +223,7 @@ class RunFolder:
         if self.accepted(run) is not None:
             return False
         try:
+            # O_EXCL: of the ranks that try at the same time, one creates the file and the others fail.
             os.close(os.open(self.folder / f"{run.name}.claim-{self.session}", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return False
@@ -242,6 +244,7 @@ class RunFolder:
         DataError
             If the file cannot be written.
         """
+        # Counters and numbers are stored apart from the arrays, because outline() reads them alone.
         counters = {f.name: getattr(result, f.name) for f in fields(result) if f.name != "samples"}
         facts = [{f.name: getattr(s, f.name) for f in fields(s) if f.name not in ARRAYS} for s in result.samples]
         arrays = {"outline": np.array(json.dumps({"counters": counters, "samples": facts}))}
@@ -305,5 +308,5 @@ def write_atomically(path: Path, image: memoryview | bytes) -> None:
     """
     try:
         write_file(path, image)
-    except OSError as refusal:
-        raise DataError(f"{path}: cannot write {len(image):,} bytes: {refusal}") from refusal
+    except OSError as error:
+        raise DataError(f"{path}: cannot write {len(image):,} bytes: {error}") from error

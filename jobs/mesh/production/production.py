@@ -130,7 +130,7 @@ def produce(
             )
         except DataError as error:
             failure = str(error)
-            parts.stop_file.touch()
+            parts.stop_file.touch()  # the other ranks stop after their current run, and reach the allgather below
     failures = [failure] if comm is None else comm.allgather(failure)
     for text in failures:
         if text is not None:

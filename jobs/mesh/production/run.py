@@ -209,7 +209,7 @@ def perform_run(
             result.ending = str(stop)
             result.unfinished = sum(candidate.state is not None for candidate in pending)
             break
-        if len(pending) < LOOKS:
+        if len(pending) < LOOKS:  # the window of the oldest candidate is not complete
             continue
         complete = pending.popleft()
         if complete.state is not None:
@@ -237,7 +237,7 @@ def take_candidate(hydro: Hydro, criteria: Criteria) -> Candidate:
     -------
     Candidate
     """
-    record = np.full(hydro.gas.mass.shape, 2.0, np.float32)
+    record = np.full(hydro.gas.mass.shape, 2.0, np.float32)  # above all sines
     lower_to_minimum_jacobian(hydro.state.x, hydro.state.y, record)
     sound = float(np.mean(record < criteria.bad)) < criteria.most_bad
     return Candidate(hydro.state.copy() if sound else None, hydro.time, hydro.steps, record)
@@ -256,6 +256,7 @@ def advance(hydro: Hydro, end: float, records: list[Singles], watch: Callable[[H
     watch : callable or None
         Called after each step.
     """
+    # One record of this interval serves all candidates, whose windows overlap.
     here = np.full_like(records[0], 2.0)
     while hydro.time < end:
         hydro.step(end)

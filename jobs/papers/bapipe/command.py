@@ -157,7 +157,8 @@ def table_iii(machine: Machine, link: float | None, neighbours: float | None) ->
 def _row_iii(row: SpeedupRow, profile: ProfileOf, machine: Machine, chain: Machine) -> dict[str, object]:
     base = throughput(profile, machine, row.gpus, schedule="dp", microbatches=row.gpus, size=GPU_BATCH)
     batch = max(row.microbatches, 8 * row.gpus) * row.size
-    counts = [count for count in _powers(batch) if 8 <= batch // count <= GPU_BATCH]
+    powers = (1 << power for power in range(batch.bit_length()))
+    counts = [count for count in powers if batch % count == 0 and 8 <= batch // count <= GPU_BATCH]
     # The paper's data parallelism has one update for what a GPU holds at a time; that is the figure to beat.
     piped = explore(profile, chain, row.gpus, batch, microbatches=counts, schedules=SYNCHRONOUS[1:])
     joint = explore(profile, machine, row.gpus, batch, microbatches=counts, joint=True)
@@ -259,10 +260,6 @@ def implied_link(machine: Machine) -> float:
     summed = (whole - ratio * half) / (ratio - 1)
     parameters = sum(layer.parameter_bytes for layer in vgg16(1).layers)
     return 2 * (FITTED_GPUS - 1) / FITTED_GPUS * parameters / summed
-
-
-def _powers(batch: int) -> list[int]:
-    return [1 << power for power in range(batch.bit_length()) if batch % (1 << power) == 0]
 
 
 def _with_published(ours: float, paper: float | None) -> str:

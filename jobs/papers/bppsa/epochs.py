@@ -124,14 +124,11 @@ def table(name: str, settings: Sequence[EpochSetting], device: torch.device = CP
     on = f"{torch.get_num_threads()} thread(s)" if device.type == "cpu" else torch.cuda.get_device_name(device)
     print(f"\n{report.heading(f'{name}: seconds of an epoch, float32, {on}')}")
     print("least of 3 to 50 steps, times as many as an epoch has; ratios: baseline / BPPSA; the paper's are a V100's")
-    columns = "".join(f"{column:>12}" for column in _columns(device))
+    names = [*COLUMNS, *(GRAPHS if device.type == "cuda" else ())]
+    columns = "".join(f"{column:>12}" for column in names)
     ratio = f"{'graphs':>8}" if device.type == "cuda" else ""
     print(f"{'':<16}{columns}{'all':>8}{'paper':>7}{'backward':>10}{'paper':>7}{ratio}")
     return [_row(setting, device) for setting in settings]
-
-
-def _columns(device: torch.device) -> list[str]:
-    return [*COLUMNS, *(GRAPHS if device.type == "cuda" else ())]
 
 
 def _row(setting: EpochSetting, device: torch.device) -> dict[str, object]:

@@ -154,7 +154,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, container: argparse.
     group.add_argument(
         "--vertical-sync",
         action="store_true",
-        default=None,
+        default=None,  # not False, so that pipelining_of() recognizes options that were given
         help="use one weight version of a micro-batch in all stages; goes with --weights stash",
     )
     group.add_argument(
@@ -252,7 +252,7 @@ def pipelining_of(options: argparse.Namespace, ranks: int) -> Pipelining | None:
                 f"--{given[0].replace('_', '-')}: only an option of pipelines. Add --pipeline SCHEDULE."
             )
         return None
-    order = schedule(options.pipeline, 1, 1)
+    order = schedule(options.pipeline, 1, 1)  # of any size: chunks and updates follow from the name
     stages = _stages(options, ranks, order.chunks)
     replicas = options.replicas or (1,)
     replicas = per_stage_replicas("--replicas", replicas * stages if len(replicas) == 1 else replicas, stages)

@@ -5,11 +5,11 @@ Trainers call it if the user gives no split points. It predicts times and needs 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from distconv.perfmodel import Device, LayerGraph, Machine, Profile, partition, trace
+from distconv.perfmodel import Device, Machine, Profile, partition, trace
 from distconv.perfmodel.profiles.joined_layers import join_layers
 from distconv.perfmodel.profiles.predicted_profile import predicted_profile
 from distconv.pipeline import SplitError
@@ -48,7 +48,10 @@ def balanced_cuts(model: torch.nn.Module, shape: Sequence[int], replicas: Sequen
         return []
     graph = trace(model, shape)
     profile = predicted_profile(graph, Machine.load(MACHINE))
-    return choose_split_points(profile, list(_starts(model, graph)), replicas, type(model).__name__)
+    # A stage begins with a module, and split() accepts only modules that are called once.
+    modules = dict(model.named_modules())
+    starts = [name for name in graph.deciding if name in modules and len(graph.by_layer[name]) == 1]
+    return choose_split_points(profile, starts, replicas, type(model).__name__)
 
 
 def choose_split_points(profile: Profile, starts: Sequence[str], replicas: Sequence[int], model: str) -> list[str]:
@@ -81,14 +84,9 @@ def choose_split_points(profile: Profile, starts: Sequence[str], replicas: Seque
         raise SplitError(
             f"{model}: has {len(starts)} layers to split at, too few for {len(replicas)} parts. Use fewer stages."
         )
+    # Between two starts nothing can be split, so the layers from one to the next count as one block.
     blocks = join_layers(profile, starts[1:])
     times = [layer.time_s for layer in blocks.layers]
     devices = [Device(f"part {index}", times=[t / count for t in times]) for index, count in enumerate(replicas)]
     stages = partition(blocks, devices, Machine.load(MACHINE).node.bandwidth_bytes_per_s, "bapipe")
     return [blocks.layers[cut].name for cut in stages.cuts]
-
-
-def _starts(model: torch.nn.Module, graph: LayerGraph) -> Iterator[str]:
-    """Yield the layers that are modules and are called once, at which the model can be split."""
-    modules = dict(model.named_modules())
-    return (name for name in graph.deciding if name in modules and len(graph.by_layer[name]) == 1)

@@ -92,6 +92,7 @@ class PipelineTrainer(training.Training):
             raise DistconvError(
                 "--accumulate, --ema: cannot be combined with a pipeline. Use --microbatches instead of --accumulate."
             )
+        # Axis r: every rank receives the full mini-batch.
         super().__init__(settings, model, ProcessGrid(comm, r=comm.size), comm, device)
         self.pipelining, self.steps_in_flight = pipelining, pipelining.stages
         micro_batch = max(1, settings.batch // pipelining.microbatches)
@@ -103,6 +104,7 @@ class PipelineTrainer(training.Training):
             self.cuts = list(pipelining.cuts)
         else:
             self.cuts = try_on_all_ranks(comm, lambda: cut(micro_batch, pipelining.part_replicas), SplitError)
+        # Plans replace the parameters of stages by blocks. ``model`` keeps full ones, for evaluation and checkpoints.
         trained = model if pipelining.plans is None else copy.deepcopy(model)
         self.stages = try_on_all_ranks(comm, lambda: split(trained, self.cuts, example), SplitError)
         with reorder_ranks(comm, pipelining.kind, pipelining.kinds) as ranks:
@@ -140,6 +142,7 @@ class PipelineTrainer(training.Training):
     @property
     def placement(self) -> dict[str, Any]:
         """Pipeline and split points, as JSON values."""
+        # Without ``kind``, which differs between ranks: a checkpoint has one placement for all of them.
         return {
             "pipeline": asdict(replace(self.pipelining, plans=None, kind=None))
             | {"cuts": self.cuts, "plans": self._plans}
@@ -173,6 +176,7 @@ class PipelineTrainer(training.Training):
         """
         self.model.train()
         self._switch_in_time()
+        # In the optimizer of the full model, too: metrics.jsonl and checkpoints have its learning rate.
         for optimizer in filter(None, (self.pipe.optimizer, self.optimizer)):
             self.schedule(optimizer)
         with self.autocast():
@@ -233,6 +237,7 @@ class PipelineTrainer(training.Training):
         """
         self.synchronize()
         self.model.eval()
+        # Every rank reads every batch, since the loader is collective, and computes one of each ``comm.size``.
         while turn := list(islice(batches, self.comm.size)):
             mine = turn[self.comm.rank : self.comm.rank + 1]
             computed = try_on_all_ranks(self.comm, partial(_compute_own_batch, mine, compute), ModelError)
@@ -247,13 +252,14 @@ class PipelineTrainer(training.Training):
         """Start writing a checkpoint of the full model, from which any grid or pipeline can resume. Collective."""
         self.synchronize()
         names = dict(self.model.named_parameters())
+        # Replicas of a stage have the same state, so one of them sends it.
         own = self.pipe.optimizer.state if self.pipe.optimizer is not None and self.pipe.replica == 0 else {}
         with watchdog.waiting(lambda: "collecting the optimizer state of all stages"):
             state = {name: _gather_state(own[p]) for name, p in self._trained_parameters().items() if p in own}
             states = self.comm.gather(state, root=0)
         self.optimizer.state.update({names[name]: state for each in states or [] for name, state in each.items()})
         super().start_saving(directory)
-        self.optimizer.state.clear()
+        self.optimizer.state.clear()  # the checkpoint has copies; each stage keeps only its own state
 
     def resume(self, directory: str, *, fallback: bool = False) -> bool:
         """Resume from the newest finished checkpoint of any grid or pipeline. Collective.
@@ -278,7 +284,7 @@ class PipelineTrainer(training.Training):
             mine = self._trained_parameters()
             self.pipe.optimizer.state.update({mine[name]: state for name, state in whole.items() if name in mine})
         self.optimizer.state.clear()
-        self.pipe.minibatches = self.step_count
+        self.pipe.minibatches = self.step_count  # random numbers continue as without the interruption
         return True
 
     def load_initial_weights(self, path: Path) -> None:

@@ -137,27 +137,23 @@ def _deviation(expected: torch.Tensor, actual: torch.Tensor, condition: float) -
         wrong = int((expected != actual).sum())
         return f"differs in {wrong} of {expected.numel()}" if wrong else ""
     finite = expected.isfinite()
-    if not torch.equal(finite, actual.isfinite()) or not _same(expected[~finite], actual[~finite]):
+    if not torch.equal(finite, actual.isfinite()):
+        return _NOT_FINITE
+    # Infinities have one sign, and NaN, which does not equal itself, is where NaN is.
+    theirs, ours = expected[~finite], actual[~finite]
+    if not ((theirs == ours) | (theirs.isnan() & ours.isnan())).all():
         return _NOT_FINITE
     error = (expected - actual)[finite].abs()
     if not error.numel():
         return ""
-    worst, scale = float(error.max()), _scale(whole) if error.any() else 0.0
+    # The scale is that of the full tensor, because a block may have small values only.
+    worst = float(error.max())
+    scale = max(float(whole[whole.isfinite()].abs().max()), _SMALL) if worst else 0.0
     limit = TOLERANCE[expected.dtype] * scale * condition
     if worst <= limit:
         return ""
     count = int((error > limit).sum())
     return f"{tuple(expected.shape)} differs by {worst:.3g} (scale {scale:.3g}) in {count} values"
-
-
-def _same(expected: torch.Tensor, actual: torch.Tensor) -> bool:
-    """Return True if infinities are of one sign and NaN is where NaN is."""
-    return bool(((expected == actual) | (expected.isnan() & actual.isnan())).all())
-
-
-def _scale(whole: torch.Tensor) -> float:
-    """Return the largest finite absolute value of a tensor."""
-    return max(float(whole[whole.isfinite()].abs().max()), _SMALL)
 
 
 def _block(whole: torch.Tensor, dist: Distribution) -> torch.Tensor:
@@ -197,7 +193,7 @@ def classify(
     if common is None:
         return _judge_results(reference, [outcome.difference for outcome in outcomes], infinite)
     if reference is not None and common.kind != "UnsupportedOperation":
-        words = _core(reference.text)
+        words = reference.text.splitlines()[0].strip() if reference.text else ""
         if words in common.text and (common.on_purpose or common.kind == reference.kind):
             return Verdict.REFUSED, common.text
         if common.on_purpose:
@@ -234,8 +230,3 @@ def _describe_outcome(outcome: RankOutcome) -> str:
     if outcome.refusal is None:
         return "computes"
     return f"raises {outcome.refusal.kind}: {outcome.refusal.text.splitlines()[0] if outcome.refusal.text else ''}"
-
-
-def _core(text: str) -> str:
-    """Return the first line of torch's text."""
-    return text.splitlines()[0].strip() if text else ""
