@@ -82,6 +82,7 @@ class _Chain(torch.autograd.Function):
         sums: dict[torch.Tensor, torch.Tensor] = {}
         for i, g in enumerate(reversed(outputs[: len(layers)])):
             for parameter, value in _parameter_gradients(layers[i], activations[i], g.view_as(activations[i + 1])):
+                # A parameter that several layers share has the sum of their gradients.
                 sums[parameter] = sums[parameter] + value if parameter in sums else value
         dx = scanned[-1].view_as(activations[0]) if first == 0 else None
         return dx, None, *(sums.get(parameter) for parameter in ctx.parameters)
@@ -111,6 +112,7 @@ def _convolution_jacobian(layer: Any, x: torch.Tensor, y: torch.Tensor) -> Matri
 
 def _max_pool_jacobian(layer: Any, x: torch.Tensor, y: torch.Tensor) -> Matrix:
     options = layer.kernel_size, layer.stride, layer.padding, layer.dilation
+    # Computed again, because the layer returned the maxima without the positions, which are the Jacobian's ones.
     _, indices = F.max_pool2d(x, *options, layer.ceil_mode, return_indices=True)
     windows = jacobian.Windows.build(x.shape[2:], *options, ceil=layer.ceil_mode)
     return jacobian.batched_max_pool2d(indices, windows, x.dtype)

@@ -178,8 +178,11 @@ def redistribute_with_grad_reduce(tensor: torch.Tensor, dist: Distribution, axes
         This rank's block under ``dist``.
     """
     operand, grid = as_distributed(tensor, dist.grid), dist.grid
-    # The adjoint of a gather adds gradients at the owners, so these axes need no all-reduce of the gradient.
+    # The adjoint of a gather adds gradients at the owners, so these axes need no all-reduce of the gradient. Axes of
+    # another grid may have the same names, but are other ranks.
     gathered = [axis for axis in operand.dist.split_axes if axis in axes] if operand.grid == grid else []
+    # If more than a gather is necessary (other edges or axes): redistribute. Its backward takes the gradient of one of
+    # several replicas, so the contributions must have been summed before.
     if not gathered or operand.dist.without(gathered) != dist:
         return with_grad_allreduce(operand.redistribute(dist).local, grid, axes)
     block = with_grad_allreduce(operand.local, grid, [axis for axis in axes if axis not in gathered])
@@ -280,6 +283,8 @@ def _meta_result(function: Callable[..., Any], args: Any, kwargs: Any) -> torch.
 
     If torch rejects them, raise ShapeError with its message.
     """
+    # 1. On meta tensors, which cost no memory. 2. On zeros, only if the first call raises or is not reliable. Rejected
+    # operands are not cached: lru_cache stores results and no exceptions.
     try:
         result = _call_with_tensors(function, args, kwargs, TensorKey.meta_tensor)
     except _TORCH_ERRORS as error:
@@ -319,10 +324,18 @@ def result_shape(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tor
     ShapeError
         If torch rejects the operands, with torch's message.
     """
+    # Otherwise each shape and dtype that is read here would be looked up by the dispatcher, as an operator.
     with torch._C.DisableTorchFunctionSubclass():
         key = function, _argument_key(args), tuple((k, _argument_key(v)) for k, v in kwargs.items())
         first = next((a for a in args if isinstance(a, torch.Tensor)), None)
-        if first is not None and _may_lack_kernel(first):
+        # torch may lack a kernel for other dtypes although its meta tensors pass. A call of few elements costs little.
+        if (
+            first is not None
+            and first.dtype not in (torch.float32, torch.float64)
+            and first.device.type == "cpu"
+            and first.numel() <= _MAX_PROBED_ELEMENTS
+            and not torch._C._is_any_autocast_enabled()
+        ):
             _call_on_zeros(*key)
         return _meta_result(*key)
 
@@ -344,12 +357,6 @@ def first_result(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tor
     results = function(*args, **kwargs)
     result: torch.Tensor = results if isinstance(results, torch.Tensor) else results[0]
     return result
-
-
-def _may_lack_kernel(input: torch.Tensor) -> bool:
-    """Return True if torch may lack a kernel for this dtype although its meta tensors pass, and a call costs little."""
-    has_kernels = input.dtype in (torch.float32, torch.float64) or input.device.type != "cpu"
-    return not has_kernels and input.numel() <= _MAX_PROBED_ELEMENTS and not torch._C._is_any_autocast_enabled()
 
 
 @lru_cache(maxsize=4096)
@@ -381,6 +388,7 @@ def check_dtypes(function: Callable[..., Any], input: torch.Tensor, *operands: A
     DtypeError
         If torch rejects the operands, with torch's message.
     """
+    # Equal dtypes, the usual case, need no call.
     if any(isinstance(t, torch.Tensor) and t.dtype != input.dtype for t in operands):
         try:
             check_on_zeros(function, input, *operands)
@@ -431,6 +439,7 @@ def broadcast_shape(shapes: tuple[torch.Size, ...]) -> torch.Size:
     try:
         return reduce(torch.add, operands).shape
     except RuntimeError:
+        # The message of meta tensors differs from that of real ones, which a single process would show.
         check_on_zeros(lambda *operands: reduce(torch.add, operands), *operands)
         raise
 
@@ -450,6 +459,7 @@ def to_autocast_dtype(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | Non
     -------
     tuple of Tensor or None
     """
+    # Autocast is enabled for each type of device separately.
     device = next(t.device.type for t in tensors if t is not None)
     if not torch.is_autocast_enabled(device):
         return tensors

@@ -148,6 +148,7 @@ def owned_indices(x: DistTensor, dim: int) -> torch.Tensor:
     Tensor
         int64, ascending, on the device of ``x``.
     """
+    # Several ranges if the dimension is block-cyclic, and none if the rank owns nothing of it.
     owned = x.dist.intervals(dim, x.dist.coordinate(dim), x.shape[dim])
     ranges = [torch.arange(i.start, i.stop, device=x.device) for i in owned]
     return torch.cat(ranges) if len(ranges) > 1 else ranges[0] if ranges else torch.arange(0, device=x.device)

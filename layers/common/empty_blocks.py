@@ -37,6 +37,7 @@ def run_like_other_ranks(
     Tensor
         The result, of shape ``shape``.
     """
+    # Ranks may differ in this branch, since no message is sent in it.
     if 0 not in shape and all(block is None or block.numel() for block in blocks):
         return function(*blocks)
     padded = (None if block is None else pad_to_minimum_shape(block, (1,) * block.dim()) for block in blocks)
@@ -106,5 +107,6 @@ def connected_zeros(y: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 def _pad_or_crop(block: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Return ``block`` padded with zeros, or cropped, at the end of each dimension to ``shape``."""
+    # F.pad takes (before, after) of the last dimension first; the reversed list has them in this order.
     around = [n for size, wanted in zip(block.shape, shape, strict=True) for n in (wanted - size, 0)][::-1]
     return F.pad(block, around) if any(around) else block

@@ -78,13 +78,18 @@ def gathered_call(
     # By identity: a tensor that is passed twice is gathered once, and the function sees the alias.
     distributed = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, DistTensor)}.values())
     if error is not None:
+        # Before the first message, so that all ranks raise and none waits.
         _warn_or_raise(error, function, distributed)
-    gathered = {id(x): _GatheredArgument(x, compares_values=_may_bypass_version_counter(function)) for x in distributed}
+    # These may change tensors without increasing autograd's version counter (a user's autograd.Function: by .data).
+    compares = function in _ELEMENT_BY_ELEMENT or isinstance(getattr(function, "__self__", None), type)
+    # Gathers in the order of the arguments, which is the same on all ranks.
+    gathered = {id(x): _GatheredArgument(x, compares_values=compares) for x in distributed}
 
     def full(leaf: Any) -> Any:
         return gathered[id(leaf)].full if isinstance(leaf, DistTensor) else leaf
 
     generators = [leaf for leaf in leaves if isinstance(leaf, torch.Generator)]
+    # Only the call shows which generators the function uses. So states are compared between ranks afterwards.
     before = random_states(distributed[0].device, generators)
     # All ranks run torch's function on the same values, so results are identical without communication.
     result = function(*map_leaves(full, tuple(args)), **map_leaves(full, dict(kwargs)))
@@ -149,14 +154,6 @@ def _as_sentence(error: NoRule) -> str:
     return f"{error}".removesuffix(".") + "."
 
 
-def _may_bypass_version_counter(function: Callable[..., Any]) -> bool:
-    """Return True if ``function`` may change tensors without increasing autograd's version counter.
-
-    A user's ``autograd.Function`` may do so by ``.data``.
-    """
-    return function in _ELEMENT_BY_ELEMENT or isinstance(getattr(function, "__self__", None), type)
-
-
 # -- arguments --------------------------------------------------------------------------------------------------------
 
 
@@ -189,6 +186,7 @@ class _GatheredArgument:
     def write_back(self) -> None:
         """Write the values after the call to the blocks of the argument. Collective."""
         x, full = self.tensor, self.full
+        # If nothing was gathered, `full` is the block itself, and the call has changed the argument already.
         if full is not x.local and full.shape != x.shape:
             raise UnsupportedOperation(
                 f"a DistTensor of shape {tuple(x.shape)} cannot become one of {tuple(full.shape)} in place. Assign "
@@ -197,12 +195,14 @@ class _GatheredArgument:
         if full is not x.local:
             x.local.copy_(as_distributed(full, x.grid).redistribute(x.dist).local)
         elif full.shape != x.shape:
+            # The call has changed the shape of the block itself.
             x._set_layout(as_distributed(full, x.grid).dist, full.shape, x._strides)
         record_inplace_change(x)
 
     def shares_memory(self, result: torch.Tensor) -> bool:
         """Return True if ``result`` is a view of the gathered tensor's memory."""
         memory = self.full.untyped_storage().data_ptr()
+        # Tensors without elements all have the address 0, but share no memory.
         return memory != 0 and result.untyped_storage().data_ptr() == memory
 
 
@@ -226,10 +226,12 @@ def _to_dist_tensor(
             return argument.tensor
     y = _distribute_result(result, arguments, dims)
     if dims is None and not result.is_contiguous():
+        # Strides of the full result, as a single process shows them. Those of a block say nothing about them.
         y._set_layout(y.dist, y.shape, result.stride())
     for argument in arguments:
         if argument.shares_memory(result):
             retake, write_back = _view_functions(name, result, argument, y.dist)
+            # Without a gather before the call and a split after it, the result views the argument's own block.
             if argument.full is argument.tensor.local and y.local is result:
                 return record_shared_view(y, argument.tensor, retake)
             return record_copied_view(y, argument.tensor, retake, write_back)
@@ -244,6 +246,7 @@ def _distribute_result(
     if dims is None or not first.dist.split_axes:
         y = as_distributed(result, first.grid)
     elif result.dim() == first.dim():
+        # Along gathered dimensions the block has the global size; along the others only the argument has it.
         shape = torch.Size(result.shape[d] if d in dims else n for d, n in enumerate(first.shape))
         y = DistTensor(result, first.dist, shape)
         if shape != arguments[0].tensor.shape:
@@ -269,6 +272,7 @@ def _view_functions(
     The first takes the view again; the second writes the values of the view to the argument.
     """
     source, full = argument.tensor, argument.full
+    # The view is described by strides, which is possible only for the same elements of a contiguous tensor.
     same_elements = result.dtype == full.dtype and result.is_conj() == full.is_conj()
     if not same_elements or not full.is_contiguous() or full.shape != source.shape:
         return _raise_on_retake(name), raise_on_write_back(name)

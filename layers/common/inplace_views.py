@@ -62,8 +62,10 @@ class _View:
 
     def refresh(self, view: DistTensor) -> None:
         """Take ``view`` again if its source has changed. Collective if the view is moved between ranks."""
+        # Reading source.local refreshes the source first, if it is a view itself.
         shown = self.source_state(view._memory is not self.source._memory)
         assert self.shown_state is not None
+        # Compare the object, too: `x.local = y` replaces a block without counting a change.
         if shown[0] is self.shown_state[0] and shown[1] == self.shown_state[1]:
             return
         if self.source.shape != self.shape:
@@ -82,6 +84,7 @@ def _record_view(
     view: DistTensor, source: DistTensor, retake: TakeView, write_back: Callable[[DistTensor], object]
 ) -> DistTensor:
     """Record that ``view`` is a view of ``source``, and return it."""
+    # view._memory must be set before: the recorded state depends on whether memory is shared.
     view._view = _View(source, retake, write_back, torch.is_grad_enabled(), source.shape)
     view._view.shown_state = view._view.source_state(view._memory is not source._memory)
     return view
@@ -103,6 +106,7 @@ def record_shared_view(view: DistTensor, source: DistTensor, retake: TakeView) -
         ``view``.
     """
     view._memory = _shared_memory(source)
+    # Shared memory alone keeps both consistent. Only a source that is a copied view itself must pass changes on.
     return (
         view
         if source._view is None or view is source
@@ -164,6 +168,7 @@ def takes_view(
             result, viewed = take(input, *args, **named)
             if viewed is None:
                 return result
+            # The decorated function: the tensor that it takes again replaces only the block of the result.
             retake = partial(call, input, *args, **named)
             if viewed is input:
                 return record_shared_view(result, input, retake)
@@ -250,5 +255,7 @@ def record_inplace_change(tensor: DistTensor) -> None:
     _shared_memory(tensor).changes += 1
     view = tensor._view
     if view is not None:
+        # 1. Write back, which counts as a change of the source, and so on up to the first source. 2. Record the
+        # source's new state. In the other order the view would be taken again from its own values.
         view.write_back(tensor)
         view.shown_state = view.source_state(tensor._memory is not view.source._memory)

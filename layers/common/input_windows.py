@@ -109,11 +109,8 @@ def spatial_box(dist: Distribution, shape: Sequence[int]) -> tuple[Range, ...]:
     return tuple((i.start, i.stop) for i in dist.box(None, shape)[2:])
 
 
-@cached_on_grid
-def _cached_window_needs(
-    dist: Distribution, out_shape: torch.Size, windows: InputWindows, channels: ChannelNeeds | None
-) -> Needs:
-    return window_needs(dist, out_shape, windows, channels)
+# For operators without a plan of their own. The arguments are the key, so the shape must be hashable.
+_cached_window_needs = cached_on_grid(window_needs)
 
 
 def gather_needed_input(
@@ -174,20 +171,18 @@ def crop_or_pad(
         ``block`` itself if it covers these ranges.
     """
     around: list[int] = []
-    for interval, wanted in zip(covered, target, strict=True):
+    for interval, (start, stop) in zip(covered, target, strict=True):
+        # Padding before and after the block; negative numbers crop it.
+        if stop <= start:  # nothing is wanted
+            before, after = 0, -interval.extent
+        elif interval.extent:
+            before, after = interval.start - start, stop - interval.stop
+        else:  # an empty block has no position, so all of its padding is on one side
+            before, after = stop - start, 0
         # F.pad takes the last dimension first.
-        around[:0] = _padding_around(interval, wanted)
+        around[:0] = (before, after)
+    # F.pad copies, even if there is nothing to pad.
     return F.pad(block, around, value=fill) if any(around) else block
-
-
-def _padding_around(covered: Interval, target: Range) -> list[int]:
-    """Return the padding (negative: cropping) before and after a block that turns ``covered`` into ``target``."""
-    start, stop = target
-    if stop <= start:
-        # Nothing is wanted: a negative padding removes the block.
-        return [0, -covered.extent]
-    # An empty block has no position, so all of its padding is on one side.
-    return [covered.start - start, stop - covered.stop] if covered.extent else [stop - start, 0]
 
 
 def empty_output(block: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:

@@ -44,6 +44,7 @@ def call_torch_on_blocks(function: Callable[..., Any], args: tuple[Any, ...], kw
         the first argument is not distributed, or if torch raises: then the operator runs, and raises its own error.
     """
     tensors: list[DistTensor] = []
+    # The operator checks `out`: torch would resize its block, and the DistTensor would keep its old shape.
     first = None if "out" in kwargs else _unwrap(args[:1], tensors)
     # If the first argument is not distributed, the operator decides about the result.
     rest = None if first is None or not tensors else _unwrap(args[1:], tensors)
@@ -51,6 +52,7 @@ def call_torch_on_blocks(function: Callable[..., Any], args: tuple[Any, ...], kw
     if first is None or rest is None or named is None:
         return NotImplemented
     local = tensors[0].local
+    # Inference tensors have no version counter: any call that returns its argument counts as a change.
     before = -1 if local.is_inference() else local._version
     try:
         y = function(*first, *rest, **dict(zip(kwargs, named, strict=True)))
@@ -89,22 +91,20 @@ def _unwrap(values: Iterable[Any], tensors: list[DistTensor]) -> list[Any] | Non
 def _wrap(y: Any, tensors: Sequence[DistTensor], strides_of: Callable[[torch.Tensor], Strides]) -> Any:
     """Return a result with each tensor as a DistTensor, with the strides that ``strides_of`` returns."""
     if isinstance(y, torch.Tensor):
+        # An in-place function returns its argument: the caller's object, and not a second one.
         for x in tensors:
             if y is x._local:
                 return x
+        # On one rank any distribution is right. A cached one is cheaper than a new one for each call.
         dist = tensors[0].dist
-        dist = dist if len(dist.axes) == y.dim() else _replicated_distribution(dist.grid, y.dim())
+        dist = dist if len(dist.axes) == y.dim() else dist.grid.cached(_replicated_distribution)(dist.grid, y.dim())
         return DistTensor(y, dist, y.shape, strides_of(y))
     if isinstance(y, tuple):
+        # Classes of torch.return_types are tuples with names.
         wrapped = (_wrap(each, tensors, strides_of) for each in y)
         return type(y)(wrapped) if hasattr(y, "n_fields") else tuple(wrapped)
     return y
 
 
 def _replicated_distribution(grid: ProcessGrid, dims: int) -> Distribution:
-    """Return the distribution of a replicated tensor of ``dims`` dimensions, cached on the grid."""
-    return grid.cached(_new_replicated_distribution)(grid, dims)
-
-
-def _new_replicated_distribution(grid: ProcessGrid, dims: int) -> Distribution:
     return Distribution(grid, (None,) * dims)

@@ -61,6 +61,7 @@ def check_same_generator_state(input: DistTensor, generator: torch.Generator | N
             state = generator.get_state()
         else:
             state = torch.cuda.get_rng_state(input.device) if input.is_cuda else torch.get_rng_state()
+        # The state has kilobytes (CPU: 5 KB); a digest keeps the message and the error short.
         digest = hashlib.blake2b(state.numpy().tobytes(), digest_size=6).hexdigest()
     fix = "seed all ranks identically (torch.manual_seed)"
     agreement.check_same_on_all_ranks(input.grid.world, "random generator", f"state {digest}", fix)

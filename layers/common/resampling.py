@@ -58,6 +58,7 @@ class Resampling:
         def select(index: tuple[int, ...]) -> torch.Tensor:
             return block.index_select(dim, torch.tensor(index[out[0] : out[1]], device=block.device) - start)
 
+        # Nearest neighbour. One selection has the right gradient if forward and backward use the same positions.
         if not self.weight:
             return (
                 select(self.high)
@@ -66,6 +67,7 @@ class Resampling:
             )
         shape = [1] * block.dim()
         shape[dim] = -1
+        # Half precision is blended in float32, as torch's kernels do; the caller rounds once.
         dtype = accumulation_dtype(block.dtype)
         weight = torch.tensor(self.weight[out[0] : out[1]], dtype=dtype, device=block.device).view(shape)
         # Not torch.lerp, which computes NaN if one of the two positions is infinite.
@@ -128,8 +130,10 @@ def resample(x: DistTensor, out_shape: torch.Size, samplings: Resamplings) -> Di
     """
     block = gather_needed_input(x, out_shape, samplings)
     local_shape = x.dist.local_shape(out_shape)
+    # Only after the exchange, in which this rank may send.
     if 0 in local_shape:
         return DistTensor(empty_output(block, local_shape), x.dist, out_shape)
+    # One dimension after the other: multilinear weights are products of the weights of the dimensions.
     for dim, (sampling, out) in enumerate(zip(samplings.dims, spatial_box(x.dist, out_shape), strict=True)):
         if sampling is not None:
             block = sampling.apply(block, dim + 2, out)

@@ -69,6 +69,8 @@ def weight_block(
             weight.redistribute(layout).local, dist.grid, [a for a in dist.split_axes if a != AXIS]
         )
     part = tuple(slice(i.start, i.stop) for i in layout.box(None, weight.shape))
+    # Slice after the all-reduce node: in backward the slice fills the gradient with zeros, and the sum over all axes,
+    # `c` included, then assembles the full gradient, identical on all ranks.
     return with_grad_allreduce(weight, dist.grid, dist.split_axes)[part]
 
 
@@ -97,6 +99,7 @@ def parameter_block(
     summed = dist.split_axes if axes is None else axes
     if isinstance(parameter, DistTensor):
         wanted = dist.with_axes([dist.axes[dim] for dim in dims])
+        # Over these axes ranks have different elements of the parameter, whose gradients must not be added.
         split = {dist.split[dim] for dim in dims}
         return with_grad_allreduce(
             parameter.redistribute(wanted).local, dist.grid, [a for a in summed if a not in split]
@@ -125,6 +128,7 @@ def parameter_blocks(
     -------
     tuple of (Tensor or None) and (Tensor or None)
     """
+    # As in replicate_parameters, one all-reduce for both saves the latency of a message.
     if weight is None or bias is None or isinstance(weight, DistTensor) or isinstance(bias, DistTensor):
         w, b = (None if p is None else parameter_block(p, dist, dims, axes) for p in (weight, bias))
         return w, b
@@ -165,6 +169,7 @@ def reduce_scatter_output(
     """
     if split.blocks == 1:
         return y
+    # The transfer of y from the owners to the ranks that compute it, run backward: sums arrive at the owners.
     computed = tuple(split.output_filters(index) for index in range(dist.grid.shape[AXIS]))
     return reduce_scatter_region(y, transfer_plan(dist, Needs(dist, ((dim, computed),)), tuple(shape)))
 
@@ -218,5 +223,6 @@ def redistribute_channels(x: DistTensor, dim: int, weight: torch.Tensor) -> Dist
     if split == AXIS or (split is None and not sharded):
         return redistribute_balanced(x)
     axes = list(x.dist.axes)
+    # An axis splits one dimension only, so channels cannot move to `c` if it splits another one.
     axes[dim] = AXIS if sharded and x.grid.shape[AXIS] > 1 and AXIS not in x.dist.split else None
     return x.redistribute(Distribution(x.grid, axes))

@@ -48,6 +48,7 @@ def check_indices(
         A further valid value.
     """
     if not values.is_cuda:
+        # A captured step repeats the check in each replay, since the indices change between steps.
         recording.call(partial(_check_indices, extent, grid, error, ignored), values)
 
 
@@ -57,6 +58,7 @@ def _check_indices(
     outside = (values < 0) | (values >= extent)
     invalid = values[outside if ignored is None else outside & (values != ignored)]
     example = int(invalid[0]) if invalid.numel() else _NO_INVALID_INDEX
+    # Ranks without an invalid index take part, too. The maximum selects one index, so that all messages are equal.
     highest = int(allreduce(grid.world, torch.tensor([example]), "check of indices", MPI.MAX).item())
     if highest != _NO_INVALID_INDEX:
         raise error(highest)
@@ -91,6 +93,7 @@ def call_or_raise_on_all_ranks(grid: ProcessGrid, function: Callable[..., Any], 
     """
     if grid.size == 1:
         return function(*args, **kwargs)
+    # A subclass of torch's error, so that `except torch.linalg.LinAlgError` of a single-process program still works.
     error = LinearAlgebraError if name_of(function).startswith("torch.linalg.") else NumericalError
 
     def attempt() -> Any:

@@ -15,22 +15,18 @@ from distconv.layers.common.inplace_views import ViewResult, takes_view
 from distconv.layers.math.pointwise import alias, pointwise, unary
 from distconv.tensor import DistTensor
 
-
-def _register() -> None:
-    for name in ("real", "imag"):
-        implements(
-            getattr(torch, name), getattr(torch.Tensor, name).__get__, kind=OperatorKind.VIEW, order=StridePolicy.NEW
-        )(partial(alias, getattr(torch, name)))
-    for name in ("resolve_conj", "resolve_neg"):
-        for function in {getattr(h, name) for h in (torch, torch.Tensor)}:
-            implements(function, kind=OperatorKind.VIEW)(partial(alias, function))
-    for function in (torch.complex, torch.polar):
-        implements(function, tensors=None)(partial(pointwise, function))
-    for name in ("cfloat", "cdouble"):
-        implements(getattr(torch.Tensor, name), tensors=None)(partial(unary, getattr(torch.Tensor, name)))
-
-
-_register()
+for _name in ("real", "imag"):
+    implements(
+        getattr(torch, _name), getattr(torch.Tensor, _name).__get__, kind=OperatorKind.VIEW, order=StridePolicy.NEW
+    )(partial(alias, getattr(torch, _name)))
+# Views, because torch returns the argument itself if there is nothing to resolve.
+for _name in ("resolve_conj", "resolve_neg"):
+    for _function in {getattr(h, _name) for h in (torch, torch.Tensor)}:
+        implements(_function, kind=OperatorKind.VIEW)(partial(alias, _function))
+for _function in (torch.complex, torch.polar):
+    implements(_function, tensors=None)(partial(pointwise, _function))
+for _name in ("cfloat", "cdouble"):
+    implements(getattr(torch.Tensor, _name), tensors=None)(partial(unary, getattr(torch.Tensor, _name)))
 
 
 @implements(torch.view_as_real, kind=OperatorKind.VIEW)

@@ -46,6 +46,7 @@ def bincount(input: torch.Tensor, weights: torch.Tensor | None = None, minlength
         raise NoRule("torch.bincount needs a distributed tensor of integers with one dimension")
     if minlength < 0 or (weights is not None and (weights.shape != input.shape or weights.requires_grad)):
         raise NoRule("torch.bincount needs weights of the input's shape without a gradient, and minlength >= 0")
+    # Extremes of all ranks, so that all of them raise, and have results of the same length to add.
     if input.numel() and int(input.min()) < 0:
         raise NumericalError("bincount only supports 1-d non-negative integral inputs.")
     length = max(minlength, int(input.max()) + 1 if input.numel() else 0)
@@ -77,6 +78,7 @@ def histc(input: DistTensor, bins: int = 100, min: float = 0, max: float = 0) ->
     if input.dtype not in _FLOATS or min > max:
         raise NoRule("torch.histc needs float32 or float64, and min <= max")
     values: Any = input.detach()
+    # Equal limits stand for the extremes: those of the global tensor, so that all ranks have the same bins.
     if min == max and input.numel():
         min, max = (float(extreme) for extreme in (values.min(), values.max()))
         if min == max:
@@ -116,6 +118,7 @@ def unique(
     x: Any = input.detach()
     if x.is_complex() or (x.is_floating_point() and bool(x.isnan().any())):
         raise NoRule("torch.unique of complex numbers or NaN has no distributed rule")
+    # 1. Distinct values of the block. 2. Gather these lists, of different lengths. 3. Merge them on every rank.
     distinct, counts = torch.unique(x.local, return_counts=True)
     comm = input.grid.comm(input.dist.split_axes)
     with watchdog.waiting(lambda: "distinct values of all ranks"):

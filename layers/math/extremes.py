@@ -38,6 +38,7 @@ def _allreduce_extremes(values: torch.Tensor, fold: Fold, largest: bool) -> torc
     comm, op = fold.grid.comm(fold.axes), MPI.MAX if largest else MPI.MIN
     if not values.is_floating_point():
         return allreduce(comm, _contiguous_copy(values.long()), "extremes", op).to(values.dtype)
+    # MPI cannot compare half precision. The flags join the values in one message: 1 wins in MAX, -1 in MIN.
     wide = values.to(accumulation_dtype(values.dtype))
     is_nan = wide.isnan()
     flags = is_nan.to(wide.dtype) * (1 if largest else -1)
@@ -84,10 +85,12 @@ class _Extreme(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        # 1. Count equal elements on all ranks. 2. Divide the gradient among them.
         local, extremes = ctx.saved_tensors
         equal = ctx.equal(local, extremes)
         count = equal.sum(ctx.fold.dims, keepdim=True).contiguous()
         allreduce(ctx.fold.grid.comm(ctx.fold.axes), count, "ties of extremes")
+        # For second derivatives: ranks along these axes use the same gradient for different elements.
         grad = with_grad_allreduce(grad, ctx.fold.grid, ctx.fold.axes)
         return grad / count.to(grad.dtype) * equal, None, None, None
 
@@ -101,18 +104,6 @@ def _amax_or_amin(function: Any, largest: bool, input: DistTensor, dim: Dims = (
         return fold.wrap(function(input.local, dim, keepdim))
     extremes = apply(_Extreme, input.local, fold, largest, False)
     return fold.wrap(extremes.reshape(fold.dist.local_shape(fold.shape)))
-
-
-def _extreme_of_all(function: Any, largest: bool, input: DistTensor) -> DistTensor:
-    """Compute ``torch.max`` or ``min`` without a dimension.
-
-    Unlike ``amax``, it divides the gradient among NaN elements.
-    """
-    result_shape(function, input)
-    fold = plan_fold(input, None)
-    if not fold.axes:
-        return fold.wrap(function(input.local))
-    return fold.wrap(apply(_Extreme, input.local, fold, largest, True).reshape(()))
 
 
 amax = partial(_amax_or_amin, torch.amax, True)
@@ -164,6 +155,8 @@ def _extremes_along_dim(
         local_index = torch.zeros(best.shape, dtype=torch.int64, device=local.device)
         candidate = local_index + _NO_INDEX
         local = torch.cat([local, local.new_zeros(best.shape)], at)
+    # 1. The extreme of all ranks. 2. The smallest global index among the ranks that have it. 3. The value again, from
+    # the rank of that index, through the graph: a sum in which all other ranks have zero.
     extreme = _allreduce_extremes(best, fold, largest)
     candidate = candidate.masked_fill(~_equal_or_nan(best, extreme), _NO_INDEX)
     index = allreduce(fold.grid.comm(fold.axes), _contiguous_copy(candidate), "first index of extremes", MPI.MIN)
@@ -184,7 +177,12 @@ def _max_or_min(function: Any, other: Any, largest: bool, input: torch.Tensor, *
         return pointwise(other, input, operands[0])
     assert isinstance(input, DistTensor)
     if not operands:
-        return _extreme_of_all(function, largest, input)
+        result_shape(function, input)
+        fold = plan_fold(input, None)
+        if not fold.axes:
+            return fold.wrap(function(input.local))
+        # True: unlike amax, torch.max divides the gradient among NaN elements.
+        return fold.wrap(apply(_Extreme, input.local, fold, largest, True).reshape(()))
     dim, keepdim = _dim_and_keepdim(*args, **named)
     result_shape(first_result, function, input, dim, keepdim)
     return getattr(torch.return_types, function.__name__)(_extremes_along_dim(function, largest, input, dim, keepdim))
@@ -204,6 +202,7 @@ def _argmax_or_argmin(
 ) -> DistTensor:
     """Compute ``torch.argmax`` or ``argmin``: the first of equal elements; without ``dim`` the flat index."""
     result_shape(function, input, *args, **named)
+    # torch has no kernel for bool, but its meta implementation accepts it.
     if input.dtype == torch.bool:
         check_on_zeros(function, input)
     dim, keepdim = _optional_dim(*args, **named)
@@ -213,6 +212,7 @@ def _argmax_or_argmin(
     fold = plan_fold(input, None, keepdim)
     index = torch.full((1,), _NO_INDEX, device=input.device)
     best = _block_extremes(local, fold.dims, largest).reshape(1)
+    # A later rank's block may hold an earlier element of the global tensor, so ranks compare flat global indices.
     if local.numel():
         flat = function(local)
         index = torch.zeros_like(index)

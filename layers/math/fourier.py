@@ -50,8 +50,10 @@ class _TransformKind:
     def steps(self, x: DistTensor, dims: Sequence[int]) -> list[tuple[Transform, list[int]]]:
         """Return the transforms in order, each with the indices into ``dims`` that it transforms together."""
         indices = list(range(len(dims)))
-        if len(dims) == 1 or _can_transform_together(x, dims):
+        # Together, if all `dims` can be complete without losing an axis, whose ranks would transform the same lines.
+        if len(dims) == 1 or len(x.dist.transposed(dims, x.shape).split_axes) == len(x.dist.split_axes):
             return [(self.all_dims, indices)]
+        # One after the other: dimensions that are complete already first, in one call, then each split one.
         complete = [i for i in indices[:-1] if x.dist.split[dims[i]] is None]
         split = [i for i in indices[:-1] if i not in complete]
         rest = [(self.other_dims, group) for group in (complete, *([i] for i in split)) if group]
@@ -70,11 +72,6 @@ _KINDS = {
     "hfft": _TransformKind(_FFT.hfftn, _FFT.fftn, _FFT.hfftn, inverse=True),
     "ihfft": _TransformKind(_FFT.ihfftn, _FFT.ifftn, _FFT.ihfftn, starts_with_last=True),
 }
-
-
-def _can_transform_together(x: DistTensor, dims: Sequence[int]) -> bool:
-    """Return True if all ``dims`` can be complete without two ranks transforming the same lines."""
-    return len(x.dist.transposed(dims, x.shape).split_axes) == len(x.dist.split_axes)
 
 
 def _transform_complete_dims(
@@ -112,6 +109,7 @@ def _restored_distribution(x: DistTensor, dims: Sequence[int]) -> Distribution:
     for dim, axis in enumerate(x.dist.split):
         if dim in dims or axis not in _SPATIAL_AXES:
             continue
+        # Dimensions with at least one index for each rank.
         free = [d for d in sorted(dims) if axes[d] is None and x.shape[d] >= x.grid.shape[axis]]
         if free:
             axes[dim], axes[next((d for d in free if default_axes.get(d) == axis), free[0])] = None, axis
@@ -130,6 +128,7 @@ def _transform_several_dims(
     kind: _TransformKind, function: Transform, default: Any, input: Any, s: Any = None, dim: Any = (), norm: Any = None
 ) -> Any:
     """Transform several dimensions."""
+    # () is the default, because None is a valid argument: all dimensions, or the last ones that `s` names.
     dim = default if dim == () else dim
     result_shape(function, input, s, dim, norm)
     if dim is None:

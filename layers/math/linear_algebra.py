@@ -80,6 +80,7 @@ def call_batched(
     for t, shape, count in zip(tensors, shapes, core_dims, strict=True):
         offset = len(batch) - len(shape)
         axes = [batch_dist.axes[d + offset] if n == batch[d + offset] else None for d, n in enumerate(shape)]
+        # Over these axes ranks use the same matrices of an operand that broadcasts, so its gradient is a sum.
         reduced = [axis for axis in batch_dist.axes if axis is not None and axis not in axes]
         blocks.append(redistribute_with_grad_reduce(t, batch_dist.with_axes([*axes, *(None,) * count]), reduced))
 
@@ -88,6 +89,7 @@ def call_batched(
 
     args, named = map_leaves(replicate, (args, named))
     local_batch = batch_dist.local_shape(batch)
+    # A rank without matrices computes as well: call_or_raise_on_all_ranks waits for all ranks.
     if 0 in local_batch:
         blocks = [_fill_empty_batch(block, block.dim() - count) for block, count in zip(blocks, core_dims, strict=True)]
     results = call_or_raise_on_all_ranks(batch_dist.grid, function, *blocks, *args, **named)
@@ -162,13 +164,18 @@ class _BatchedFunction:
                 f"{short_name(self.function)} with these arguments has no distributed rule; pass its options as "
                 "plain numbers"
             )
-        if self.function in _OPTIONS_BY_MATRIX and any(map(_is_batch, (*args[count:], *named.values()))):
+        options = (*args[count:], *named.values())
+        per_matrix = any(isinstance(option, torch.Tensor) and option.dim() > 0 for option in options)
+        if self.function in _OPTIONS_BY_MATRIX and per_matrix:
             raise NoRule(
                 f"{short_name(self.function)} with a tolerance for each matrix has no distributed rule; pass one number"
             )
         core_dims = list(self.core_dims)
-        if self.function in _VECTOR_SOLVERS and _is_vector(*operands):
-            core_dims[1] = 1
+        if self.function in _VECTOR_SOLVERS:
+            # torch's rule for B: a vector for each matrix, if the shape of A without its columns is that of B.
+            a, b = operands
+            if b.dim() == 1 or (a.dim() - 1 == b.dim() and b.shape == a.shape[:-1]):
+                core_dims[1] = 1
         return call_batched(self.function, operands, core_dims, *args[count:], **named)
 
 
@@ -177,14 +184,6 @@ _OPTIONS_BY_MATRIX = (torch.linalg.matrix_rank, torch.linalg.pinv)
 
 _VECTOR_SOLVERS = (torch.linalg.solve, torch.linalg.solve_ex)
 """Functions of matrices A (..., N, N) and B, which may be vectors (..., N)."""
-
-
-def _is_batch(option: Any) -> bool:
-    return isinstance(option, torch.Tensor) and option.dim() > 0
-
-
-def _is_vector(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return b.dim() == 1 or (a.dim() - 1 == b.dim() and b.shape == a.shape[:-1])
 
 
 def _register() -> None:
@@ -247,6 +246,8 @@ def matrix_norm(
     if ord == "fro":
         frobenius: torch.Tensor = torch.linalg.vector_norm(A, 2, dim, keepdim, dtype=dtype)
         return frobenius
+    # Batched functions have their matrices last. So the dimensions of size one are inserted afterwards, in ascending
+    # order, which puts each of them where it was.
     dims = [d % A.dim() for d in dim]
     norms: torch.Tensor = call_batched(torch.linalg.matrix_norm, [A.movedim(dims, (-2, -1))], [2], ord, dtype=dtype)
     for d in sorted(dims) if keepdim else ():
@@ -271,6 +272,7 @@ def _quantile(
     x = all_to_all_transpose(input, [dim])
     if input.dist.split_axes and not x.dist.split_axes:
         raise NoRule(f"{function.__name__} along the only dimension that can be split: gather it first (dc.gather(x))")
+    # Several quantiles are a new first dimension of the result.
     axes = [None if d == dim else axis for d, axis in enumerate(x.dist.axes) if keepdim or d != dim]
     several = isinstance(q, torch.Tensor) and q.dim() == 1
     dist = x.dist.with_axes([None, *axes] if several else axes)
@@ -324,6 +326,7 @@ def cross(input: torch.Tensor, other: torch.Tensor, dim: int | None = None) -> t
 
 def _write_back_diagonal(view: DistTensor, input: DistTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> None:
     """Write a changed copy of a diagonal to ``input``. Collective."""
+    # A copy: without a split `gathered` shares the memory of `input`, whose values autograd may need.
     gathered = input.replicated([dim1 % input.dim(), dim2 % input.dim()])
     changed = DistTensor(gathered.local.clone(), gathered.dist, gathered.shape)
     block = changed.local.diagonal(offset, dim1, dim2)

@@ -122,6 +122,7 @@ def _plan_contraction(
         dist = plan.distribution(operand.labels, operand.shape)
         # Over axes that do not split an operand its gradient is a sum: each rank sees other blocks of the product.
         layouts.append((dist, plan.grid.split_axes(a for a in plan.axis.values() if a not in dist.axes)))
+    # Labels that are summed and split leave partial sums.
     reduced = plan.grid.split_axes(a for label, a in plan.axis.items() if label not in out)
     return layouts, Fold((), False, plan.grid, reduced, plan.distribution(out, shape), shape)
 
@@ -144,10 +145,12 @@ class _ContractionPlan:
         """Split labels by those of ``axes`` that are not used yet."""
         assert operand.dist is not None
         for label, axis, n in zip(operand.labels, axes, operand.shape, strict=True):
+            # The first operand that splits a label decides, and an axis splits one label only.
             if axis is None or label in unsplit or label in self.axis or axis in self.axis.values():
                 continue
             if self._can_split(operand.labels, label, n):
                 self.axis[label] = axis
+                # Boundaries refer to the ranks of a grid.
                 if operand.dist.grid == self.grid:
                     boundaries, cyclic = boundaries_and_cyclic(operand.dist, (axis,))
                     self.boundaries.update(boundaries)
@@ -277,6 +280,7 @@ def _add_product(
     """Compute ``beta * input + alpha * product(first, second)``; with ``beta`` 0 torch ignores ``input``, even NaN."""
     result_shape(function, input, first, second, beta=beta, alpha=alpha)
     result: torch.Tensor = product(first, second)
+    # The operands of the product may all be plain.
     if isinstance(input, DistTensor):
         result = as_distributed(result, input.grid)
     if torch._C._is_any_autocast_enabled():
@@ -354,6 +358,7 @@ def einsum(equation: str, *operands: torch.Tensor) -> DistTensor:
         _term_labels(term, t.dim() - len(term.replace("...", ""))) for term, t in zip(terms, operands, strict=True)
     ]
     dots = max((list(filter(_is_ellipsis_label, names)) for names in labels), key=len)
+    # Without an arrow, labels that appear once, in alphabetical order, follow the dimensions of the ellipsis.
     if arrow:
         letters = _term_labels(output, len(dots))
     else:
@@ -397,6 +402,7 @@ def tensordot(a: torch.Tensor, b: torch.Tensor, dims: Any = 2, out: None = None)
             "and assign the result"
         )
     shape = result_shape(torch.tensordot, a, b, dims)
+    # A number stands for the last dimensions of a and the first ones of b. Contracted dimensions share a label.
     pairs = (range(a.dim() - dims, a.dim()), range(dims)) if isinstance(dims, int) else dims
     pairs = [[d] if isinstance(d, int) else list(d) for d in pairs]
     left, right = [f"a{d}" for d in range(a.dim())], [f"b{d}" for d in range(b.dim())]

@@ -57,9 +57,11 @@ def vector_norm(
     # For negative orders the neutral element is infinity, but torch rejects blocks without elements.
     local = _pad_empty_dims(x.local, fold.dims) if ord < 0 else x.local
     norms = torch.linalg.vector_norm(local, ord, fold.dims, keepdim, dtype=accumulation_dtype(dtype))
+    # Order 0 counts elements that are not zero. Counts add up; their norm of order 0 would count ranks.
     if ord == 0:
         return fold.wrap(sum_over_ranks(norms, fold).to(norms.dtype if dtype.is_complex else dtype))
-    # The norm of the norms of the blocks: no power can overflow that torch's own norm would not overflow.
+    # The norm of the norms of the blocks: (sum |x|^p)^(1/p) of each block is raised to p again. No power can overflow
+    # that torch's own norm would not overflow.
     total = torch.linalg.vector_norm(stack_over_ranks(norms, fold), ord, 0)
     return fold.wrap(total.to(norms.dtype if dtype.is_complex else dtype))
 
@@ -100,6 +102,7 @@ def norm(
     """
     _reject_out(out)
     result_shape(torch.norm, input, p, dim, keepdim, dtype=dtype)
+    # By singular values, so rows and columns must be complete.
     if p == "nuc":
         dims = (0, 1) if dim is None else dim
         result: torch.Tensor = torch.linalg.matrix_norm(input, "nuc", dims, keepdim, dtype=dtype)
@@ -245,6 +248,7 @@ def cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: str 
         # Selected by the global numbers of points, as in a single process.
         compute_mode = _MM if max(shape[-2:]) > _FEW_POINTS else f"donot_{_MM}"
     function = partial(torch.cdist, p=p, compute_mode=compute_mode)
+    # A distance is no sum of products over coordinates, so "m" must not be split.
     labels = [[*batch_labels(x1, 2), "p", "m"], [*batch_labels(x2, 2), "r", "m"]]
     batch = max(batch_labels(x1, 2), batch_labels(x2, 2), key=len)
     return contract(function, [x1, x2], labels, [*batch, "p", "r"], shape, ["m"])

@@ -133,6 +133,7 @@ def pointwise(function: Callable[..., Any], *args: Any, out: torch.Tensor | None
         return _write_out(
             function, out, operands, (function if plain else partial(pointwise, function))(*args, **kwargs)
         )
+    # The most frequent case, without the search for a common distribution: blocks stay, balanced or not.
     if len(operands) == 1:
         (only,) = operands
         assert isinstance(only, DistTensor)
@@ -144,6 +145,7 @@ def pointwise(function: Callable[..., Any], *args: Any, out: torch.Tensor | None
     def block(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
+        # Also for an equal distribution that is another object, which broadcast_block does not recognize.
         if isinstance(value, DistTensor) and value.dist == dist and value.shape == shape:
             return value.local
         return broadcast_block(value, dist, shape)
@@ -153,6 +155,7 @@ def pointwise(function: Callable[..., Any], *args: Any, out: torch.Tensor | None
     result = (
         call_or_raise_on_all_ranks(dist.grid, function, *blocks, **named) if checked else function(*blocks, **named)
     )
+    # Functions with inplace=True, such as F.relu, and those that return their argument, such as `positive`.
     first = operands[0]
     if isinstance(first, DistTensor) and result is first.local:
         if kwargs.get("inplace"):
@@ -209,6 +212,7 @@ def pointwise_in_place(function: Callable[..., Any], target: Any, *args: Any, **
                 f"{name_of(function)} would write a DistTensor into a plain tensor; scatter the plain tensor first"
             )
         return function(target, *map(_block_or_value, args), **{k: _block_or_value(v) for k, v in kwargs.items()})
+    # Checked for global shapes: blocks of a mismatched operand could broadcast on some ranks.
     shape = broadcast_shape((target.shape, *(t.shape for t in others)))
     if shape != target.shape:
         raise ShapeError(f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(shape)}")
@@ -265,24 +269,21 @@ def alias(function: Callable[..., Any], input: DistTensor) -> DistTensor:
     return record_shared_view(result, input, lambda: unary(function, input))
 
 
-def _register() -> None:
-    holders = (torch.Tensor, torch, F, torch.special)
-    for names, operator, more in (
-        (_POINTWISE, pointwise, {}),
-        (_SPECIAL, pointwise, {"passes": None}),
-        (_UNARY, unary, {}),
-        (_ALIASES, alias, {"kind": OperatorKind.VIEW}),
-    ):
-        for function in {getattr(h, n) for n in names for h in holders if hasattr(h, n)}:
-            implements(function, tensors=None, **more)(partial(operator, function))
-    implements(torch.Tensor.where, tensors=None)(partial(pointwise, torch.Tensor.where))
-    in_place_names = [n + "_" for n in _POINTWISE + _SPECIAL if not n.startswith("__")]
-    for name in in_place_names + _IN_PLACE:
-        for function in {getattr(h, name) for h in holders if hasattr(h, name)}:
-            implements(function, tensors=None)(partial(pointwise_in_place, function))
-
-
-_register()
+_holders = (torch.Tensor, torch, F, torch.special)
+_operators: tuple[tuple[list[str], Callable[..., Any], dict[str, Any]], ...] = (
+    (_POINTWISE, pointwise, {}),
+    (_SPECIAL, pointwise, {"passes": None}),
+    (_UNARY, unary, {}),
+    (_ALIASES, alias, {"kind": OperatorKind.VIEW}),
+)
+for _names, _operator, _options in _operators:
+    # A set: several names may stand for one function.
+    for _function in {getattr(holder, name) for name in _names for holder in _holders if hasattr(holder, name)}:
+        implements(_function, tensors=None, **_options)(partial(_operator, _function))
+implements(torch.Tensor.where, tensors=None)(partial(pointwise, torch.Tensor.where))
+for _name in [*(f"{name}_" for name in _POINTWISE + _SPECIAL if not name.startswith("__")), *_IN_PLACE]:
+    for _function in {getattr(holder, _name) for holder in _holders if hasattr(holder, _name)}:
+        implements(_function, tensors=None)(partial(pointwise_in_place, _function))
 
 
 @implements(torch.where, tensors=None)
@@ -364,5 +365,6 @@ def prelu(input: torch.Tensor, weight: torch.Tensor) -> DistTensor:
         raise NoRule("prelu of a plain tensor with a distributed weight: scatter the input first")
     if weight.numel() == 1:
         return DistTensor(F.prelu(input.local, replicate_parameter(weight, input.dist)), input.dist, input.shape)
+    # A block of slopes is one range of channels.
     x = redistribute_balanced(input) if input.dist.cyclic else input
     return DistTensor(F.prelu(x.local, parameter_block(weight, x.dist, [1])), x.dist, x.shape)

@@ -77,6 +77,7 @@ def plan_fold(input: DistTensor, dim: Dims, keepdim: bool = False) -> Fold:
         dims = tuple(range(input.dim()))
     else:
         dims = tuple(sorted({d % max(input.dim(), 1) for d in ([dim] if isinstance(dim, int) else dim)}))
+    # A scalar has no dimension, although torch accepts dim=0 for it.
     dims = dims[: input.dim()]
     axes = input.dist.axes
     if keepdim:
@@ -204,6 +205,7 @@ def result_dtype(function: Callable[..., torch.Tensor], input: DistTensor) -> to
     -------
     torch.dtype
     """
+    # The usual case needs no call.
     inexact = input.is_floating_point() or input.is_complex()
     if inexact and not torch._C._is_any_autocast_enabled():
         return input.dtype
@@ -214,6 +216,7 @@ def _sum_over_dims(
     function: Callable[..., torch.Tensor], input: DistTensor, fold: Fold, dtype: torch.dtype
 ) -> torch.Tensor:
     """Sum by ``function`` in ``dtype``, or in a wider dtype if ranks add their results. Collective."""
+    # Partial sums of half precision are rounded once, after the sum over ranks. torch.sum takes no empty `dim`.
     dtype = accumulation_dtype(dtype) if fold.axes else dtype
     over = (fold.dims, fold.keepdim) if fold.dims else ()
     return sum_over_ranks(function(input.local, *over, dtype=dtype), fold)
@@ -262,6 +265,7 @@ def mean(
     result_shape(torch.mean, input, dim, keepdim, dtype=dtype)
     fold = plan_fold(input, dim, keepdim)
     dtype = dtype or input.dtype
+    # Also without axes: a sum in half precision could overflow before the division.
     # Divided by the global number of elements: a mean of means would weight uneven blocks wrongly.
     total = _sum_over_dims(torch.sum, input, fold, accumulation_dtype(dtype))
     return fold.wrap((total / reduced_elements(input, fold)).to(dtype))
@@ -365,7 +369,7 @@ def _any_or_all(
     fold = plan_fold(input, dim, keepdim)
     local = function(input.local, *over)
     if fold.axes:
-        # MPI has no type for torch's bool.
+        # MPI has no type for torch's bool. As integers, MAX is "or" and MIN is "and".
         truths = local.to(torch.uint8).contiguous()
         local = allreduce(fold.grid.comm(fold.axes), truths, function.__name__, op).to(local.dtype)
     return fold.wrap(local)

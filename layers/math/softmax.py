@@ -36,6 +36,8 @@ def logsumexp(input: DistTensor, dim: Dims, keepdim: bool = False) -> torch.Tens
     fold = plan_fold(input, dim, keepdim)
     if not fold.axes or not reduced_elements(input, fold):
         return fold.wrap(torch.logsumexp(input.local, fold.dims or -1, keepdim))
+    # 1. The maximum over all ranks, so that no exponential overflows. It cancels, and its gradient with it: hence
+    # detach. 2. The sum of exponentials, and its logarithm.
     highest = (input.real if input.is_complex() else input).detach().amax(fold.dims, keepdim=True)
     # A line of -inf only: -inf - (-inf) would be NaN, where torch gives -inf.
     highest = highest.masked_fill(highest.isinf(), 0)
@@ -53,6 +55,7 @@ def _softmax(
     fold = plan_fold(input, dim, True)
     if not fold.axes or not input.numel():
         return DistTensor(function(input.local, dim, dtype=dtype), input.dist, input.shape)
+    # Computed in the accumulation dtype, and rounded to the result's dtype only at the end, as by torch's kernels.
     x = input.to(dtype or result_dtype(partial(function, dim=-1), input))
     wide = x.to(accumulation_dtype(x.dtype))
     # The maximum over all ranks, so that no rank's exponentials overflow. The gradient through it cancels.

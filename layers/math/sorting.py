@@ -36,6 +36,7 @@ _DIM_ARGUMENT = {
 def _call_on_lines(function: Any, input: DistTensor, *args: Any, **named: Any) -> Any:
     """Call ``function`` on complete lines along ``dim``, split over ranks; without ``dim`` on the full tensor."""
     result_shape(first_result, function, input, *args, **named)
+    # A scalar has no dimension to gather, although torch accepts dim=0 and dim=-1 for it.
     position, dim = _DIM_ARGUMENT[function.__name__]
     dim = named.get("dim", named.get("axis", args[position] if len(args) > position else dim))
     dims = range(input.dim()) if dim is None else [dim % max(1, input.dim())][: input.dim()]

@@ -53,6 +53,7 @@ def _variance(input: DistTensor, dim: Any, correction: float, keepdim: bool) -> 
         x = x - x.detach().amin(fold.dims, keepdim=True)
     deviation = x - x.mean(fold.dims, keepdim=True)
     total = (deviation * deviation).sum(fold.dims, keepdim=keepdim)
+    # A tensor as divisor: with too few elements torch returns NaN or infinity, where Python would raise.
     return (total / torch.tensor(float(max(0, count - correction)), dtype=total.dtype)).to(input.dtype)
 
 

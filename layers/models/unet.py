@@ -66,6 +66,7 @@ class UNet(nn.Module):
         for level, double in enumerate(self.down):
             x = double(self.pool(x) if level else x)
             skips.append(x)
+        # The deepest level is the decoder's input, not a skip connection.
         skips.pop()
         for double in self.up:
             skip = skips.pop()

@@ -88,6 +88,7 @@ def _gather_windows(x: DistTensor, dim: int, outputs: int) -> _GatheredWindows:
     positions = torch.minimum(
         edges[:, :1] + torch.arange(windows.longest_window, device=block.device), edges[:, 1:] - 1
     )
+    # Windows differ in length by at most a few elements. As rows of the longest length they are reduced by one call.
     start = windows.needed(dim - 2, out)[0]
     values = block.index_select(dim, (positions - start).flatten()).unflatten(dim, positions.shape)
     return _GatheredWindows(values, positions, edges[:, 1] - edges[:, 0], x, shape)
@@ -101,6 +102,7 @@ def _average_windows(x: DistTensor, dim: int, outputs: int) -> DistTensor:
     windows = _gather_windows(x, dim, outputs)
     trailing = (1,) * (x.dim() - dim - 1)
     values = windows.values
+    # Repeated last elements must not count. A maximum does not change by them.
     if x.shape[dim] % outputs:
         repeats = torch.arange(values.shape[dim + 1], device=values.device) >= windows.lengths.view(-1, 1)
         values = values.masked_fill(repeats.view(*repeats.shape, *trailing), 0)
@@ -112,6 +114,8 @@ def _adaptive_avg_pool(count: int, input: DistTensor, output_size: Any) -> Any:
     """Compute ``F.adaptive_avg_pool1d``, ``2d`` or ``3d``; dimensions of one output are a mean."""
     outputs = _output_sizes(_AVERAGE[count], input, output_size)
     x = to_probed_dtype(redistribute_balanced(input), lambda block: _AVERAGE[count](block, 1), *(1,) * (count + 2))
+    # 1. Dimensions of one output need no gathered windows, but a sum over ranks. 2. Windows of one size are ordinary
+    # pooling. 3. Otherwise dimension by dimension: a window is a product of ranges, so the mean of means is its mean.
     single = [dim for dim, n in enumerate(outputs, 2) if n == 1]
     if single:
         x = mean(x, dim=single, keepdim=True)
@@ -183,6 +187,7 @@ def _max_over_split_dim(partial: _PartialMaxima, dim: int, volume: int) -> _Part
     # Blocks without elements come last along the axis, so the lowest value that stands for them never wins a tie.
     y, at = _pad_empty_dim(x.local, dim, lowest_value(x.dtype)).max(dim, keepdim=True)
     shape = torch.Size([*x.shape[:dim], x.grid.shape[axis], *x.shape[dim + 1 :]])
+    # One candidate of each rank, in the order of ranks, so that max takes the first one of equal values.
     candidates = DistTensor(y, x.dist, shape).replicated([dim])
     y, winner = candidates.local.max(dim, keepdim=True)
     shape = torch.Size([*shape[:dim], 1, *shape[dim + 1 :]])
@@ -207,6 +212,7 @@ def _adaptive_max_pool(count: int, input: DistTensor, output_size: Any, return_i
     outputs = _output_sizes(_MAX[count], input, output_size)
     x = to_probed_dtype(redistribute_balanced(input), lambda block: _MAX[count](block, 1), *(1,) * (count + 2))
     kernel = _uniform_kernel(x, outputs)
+    # With one output of a split dimension, one rank would gather all of it. The maxima of the ranks are much smaller.
     if kernel is not None and not any(n == 1 and axis for n, axis in zip(outputs, x.dist.split[2:], strict=True)):
         return max_pool(count, x, kernel, return_indices=return_indices)
     zeros = DistTensor(torch.zeros_like(x.local, dtype=torch.int64), x.dist, x.shape) if return_indices else None
@@ -215,6 +221,7 @@ def _adaptive_max_pool(count: int, input: DistTensor, output_size: Any, return_i
         volume = math.prod(x.shape[dim + 1 :])
         if outputs[dim - 2] == 1 and x.dist.split[dim] is not None:
             largest = _max_over_split_dim(largest, dim, volume)
+        # Indices must be computed also along a dimension that keeps its size.
         elif return_indices or outputs[dim - 2] != x.shape[dim]:
             largest = _max_over_windows(largest, dim, outputs[dim - 2], volume)
     return tuple(largest) if return_indices else largest.values

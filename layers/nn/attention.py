@@ -93,6 +93,7 @@ def _dropout_mask(operands: Sequence[torch.Tensor], shape: Sequence[int], p: flo
             "attention with dropout on a GPU has no distributed rule, because torch's kernels draw other numbers: "
             "set dropout_p=0"
         )
+    # As torch, which draws no numbers in this case: the state of the generator must not change.
     if p == 1:
         return torch.zeros(tuple(shape), dtype=torch.bool)
     # All ranks draw the full mask, so that it is the one of a single process.
@@ -117,6 +118,7 @@ def _attention_with_dropout(
     """
     if enable_gqa:
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
+    # Half of the scale on each side, as in torch, so that half precision does not overflow in the product.
     factor = math.sqrt(q.shape[-1] ** -0.5 if scale is None else scale)
     scores = (q * factor) @ (k * factor).mT
     if is_causal:
@@ -150,6 +152,7 @@ def is_left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
 
 def _returns_zeros_at_padding(encoder: nn.TransformerEncoder, src: torch.Tensor, mask: Any, padding: Any) -> bool:
     """Return True if torch's fast path in a single process removes padded positions and returns zeros for them."""
+    # torch's own conditions. It checks those about parameters on the first layer only.
     first: Any = encoder.layers[0]
     if mask is not None or padding is None or src.dim() != 3 or first.training or torch.is_autocast_enabled():
         return False

@@ -89,6 +89,7 @@ def batch_norm(
         raise NoRule("batch norm of a plain tensor with a distributed weight: scatter the input first")
     if weight is not None and weight.dtype not in (input.dtype, accumulation_dtype(input.dtype)):
         raise DtypeError(f"batch norm of {input.dtype} with a weight of {weight.dtype}: convert the model or the input")
+    # Within torch.utils.checkpoint they must be updated as often as in a single process.
     if training and running_mean is not None and recomputation.active:
         recomputation.check_statistics_update()
     if input.dim() < 2:
@@ -176,6 +177,7 @@ class _StatisticsDomain:
 def _plan_statistics(x: DistTensor, axes: tuple[str, ...], channels: slice) -> _StatisticsDomain:
     """Return the values over which statistics are computed on the ranks along ``axes``. Collective at its first use."""
     dist, channel_axis = x.dist, x.dist.split[1]
+    # Axes along which ranks compute statistics of other values, which must be averaged before they are stored.
     differs = bool({*dist.split_axes} - {*axes, channel_axis})
     running_comm = x.grid.comm(dist.split_axes) if differs else None
     local_values, values = (math.prod((shape[0], *shape[2:])) for shape in (x.local.shape, x.shape))
@@ -196,6 +198,7 @@ def _values_per_channel(x: DistTensor, axes: tuple[str, ...]) -> int:
     shape, split = (*x.shape[:1], *x.shape[2:]), (*x.dist.split[:1], *x.dist.split[2:])
     if set(axes) == {axis for axis in split if axis}:
         return math.prod(shape)
+    # The numbers of all ranks, so that all raise if one has too few.
     counts = []
     for rank in range(x.grid.size):
         local = x.dist.local_shape(x.shape, rank)
@@ -238,15 +241,17 @@ def _compute_moments(
     )
 
     def moments_about(origin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        # 1. Mean and variance of the block to sums of (x - origin) and (x - origin)^2: they add up over ranks.
         sums = torch.stack([mean, var]).double()
         offset, squares = sums.unbind()
         offset.sub_(origin if own_channels == domain.all_channels else origin[domain.channels])
         squares.addcmul_(offset, offset)
         sums.mul_(count)
+        # 2. The message has all channels, because ranks with other channels may be in the communicator.
         if own_channels < domain.all_channels:
             sums = F.pad(sums, (domain.channels.start, domain.all_channels - domain.channels.stop))
         offset, squares = allreduce(comm, sums, "batch norm forward").div_(domain.count).unbind()
-        # Rounding may leave a small negative variance.
+        # 3. Back to mean and variance. Rounding may leave a small negative variance.
         squares.addcmul_(offset, offset, value=-1).clamp_(min=0)
         return offset.add_(origin), squares
 
@@ -341,6 +346,7 @@ def _differentiable_forward(
 
 def _normalize_1d(x: DistTensor, norm: Callable[..., torch.Tensor]) -> DistTensor:
     """Compute the norm of x of one dimension, which torch accepts if it has no elements."""
+    # Without elements, gathering costs nothing.
     full = x.replicated()
     return DistTensor(norm(full.local), full.dist, x.shape).redistribute(x.dist)
 

@@ -295,6 +295,7 @@ class _ConvolutionPlan:
     def _owned_piece(self, x: torch.Tensor) -> Piece:
         if self.used == self.owned:
             return Piece(x, self.owned)
+        # Channels that only other ranks' filters need: this rank sends them, but does not compute with them.
         first = self.used[0].start - self.owned[0].start
         return Piece(x[:, first : first + self.used[0].extent], self.used)
 
@@ -306,6 +307,7 @@ class _ConvolutionPlan:
 
     def differentiable_forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         """Return y (N, F, ...), without overlap, by operators that have derivatives of any order."""
+        # Another plan of the same needs: gather_region takes one without separate ghosts, and has derivatives itself.
         needs = cast("Needs", self.exchange.dst)
         block = gather_region(x, transfer_plan(needs.base, needs, self.exchange.shape))
         block = crop_or_pad(block, needs.box(self.exchange.shape)[2:], self.needed[1:])
@@ -380,6 +382,7 @@ class _Convolve(torch.autograd.Function):
             bias = weight.new_zeros(weight.shape[0], requires_grad=True)  # no gradient depends on its values
             inputs = (x, weight, bias)
             return (*differentiable_gradients(plan.differentiable_forward, inputs, wanted, grad), None)
+        # The gradient of a sum is expanded: kernels and messages need it in memory.
         return (*plan.backward(grad.contiguous(), x, weight, saved, wanted), None)
 
 
@@ -400,6 +403,7 @@ def _padding_before(
     padding: int | Sequence[int] | str, kernel: Sequence[int], dilation: Sequence[int]
 ) -> tuple[int, ...]:
     """Return the padding before each dimension; the padding after it follows from the size of the output."""
+    # With an odd total torch pads one more at the end.
     if padding == "same":
         return tuple((k - 1) * d // 2 for k, d in zip(kernel, dilation, strict=True))
     if padding == "valid":

@@ -51,6 +51,8 @@ def _fused_dropout(x: DistTensor, p: float) -> torch.Tensor:
     The kernel draws other numbers than :func:`_draw_mask`.
     """
     check_same_generator_state(x)
+    # 1. Draw the global mask by the forward kernel; its values are not used. 2. Apply this rank's block of it by the
+    # backward kernel, which multiplies by mask and scale.
     _, mask = torch.native_dropout(empty_like_global(x), p, True)
     y: torch.Tensor = torch.ops.aten.native_dropout_backward(
         x.local, broadcast_block(mask, x.dist, x.shape), 1 / (1 - p)
@@ -60,6 +62,7 @@ def _fused_dropout(x: DistTensor, p: float) -> torch.Tensor:
 
 def _scale_and_shift(x: DistTensor, p: float, mask_dims: int, alpha: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the factor of this rank's block, and the summand or None, computed by the steps of torch. Collective."""
+    # As in torch, no numbers are drawn in this case.
     if p == 1:
         return x.local.new_zeros(()), None
     noise = _draw_mask(x, mask_dims, 1 - p).to(x.dtype)
@@ -96,6 +99,7 @@ class _DropoutKind:
         result_shape(self.function, input, p, training)
         if p == 0 or not training or input.numel() == 0:
             return input
+        # torch's own condition for its fused kernel.
         if input.is_cuda and not (self.features or self.alpha or inplace) and p < 1:
             return DistTensor(_fused_dropout(input, p), input.dist, input.shape)
         noise, added = _scale_and_shift(input, p, self._mask_dims(input.dim()), self.alpha)

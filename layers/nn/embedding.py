@@ -50,6 +50,7 @@ def embedding(
     """
     shape = result_shape(torch.embedding, weight, indices)
     table, index = _prepare_operands(weight, indices, sparse)
+    # torch would count only the look-ups of this rank.
     if scale_grad_by_freq and index.dist.split_axes:
         table = _scale_grad_by_frequency(table, index)
         scale_grad_by_freq = False
@@ -153,6 +154,7 @@ def embedding_renorm_(
     """
     if isinstance(weight, DistTensor):
         raise NoRule("an embedding with max_norm and a distributed table: leave max_norm out, or use a plain parameter")
+    # All ranks have the same gathered indices, and change the same rows of their replicas of the table.
     gathered = indices.gather() if isinstance(indices, DistTensor) else indices
     if gathered.numel():
         torch.embedding_renorm_(weight, gathered, max_norm, norm_type)

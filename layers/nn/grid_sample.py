@@ -6,7 +6,6 @@ A point may be anywhere in space, so space is gathered; samples, channels and po
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -44,28 +43,30 @@ def grid_sample(
     out_shape = result_shape(F.grid_sample, input, grid, mode, padding_mode, align_corners)
     like = input if isinstance(input, DistTensor) else grid
     assert isinstance(like, DistTensor)
-    x, points = (to_probed_dtype(as_distributed(t, like.grid), _sample_one_point, 1, 1, 1, 1) for t in (input, grid))
+
+    def sample_one_point(block: torch.Tensor) -> torch.Tensor:
+        return F.grid_sample(block, block.new_zeros(1, 1, 1, 2), align_corners=True)
+
+    x, points = (to_probed_dtype(as_distributed(t, like.grid), sample_one_point, 1, 1, 1, 1) for t in (input, grid))
     if not isinstance(input, DistTensor):
         x = x.redistribute(points.dist.with_axes([points.dist.axes[0], *(None,) * (x.dim() - 1)]).balanced())
+    # Samples and channels of the result are split as those of x, and its space as the points' or as that of x.
     space = points.dist.axes[1:-1] if any(points.dist.split[1:-1]) else x.dist.axes[2:]
     outer = x.dist.axes[:2]
     out = Distribution(x.grid, [*outer, *(None if a in outer else a for a in space)])
     block = x.redistribute(out.replicate(range(2, x.dim()))).local
+    # Ranks with other points contribute to the gradient of the same x, and ranks with other channels to that of the
+    # same points.
     block = with_grad_allreduce(block, x.grid, out.split[2:])
     own_points = points.redistribute(out.with_axes([out.axes[0], *out.axes[2:], None])).local
     own_points = with_grad_allreduce(own_points, x.grid, [out.split[1]])
-    return DistTensor(_sample_at_points(block, own_points, mode, padding_mode, align_corners), out, out_shape)
-
-
-def _sample_one_point(block: torch.Tensor) -> torch.Tensor:
-    return F.grid_sample(block, block.new_zeros(1, 1, 1, 2), align_corners=True)
-
-
-def _sample_at_points(x: torch.Tensor, points: torch.Tensor, *options: Any) -> torch.Tensor:
-    shape = (*x.shape[:2], *points.shape[1:-1])
-    if 0 in shape:
-        return empty_output(x, shape) + empty_output(points, shape)
-    return F.grid_sample(x, points, *options)
+    local_shape = (*block.shape[:2], *own_points.shape[1:-1])
+    if 0 in local_shape:
+        # Connected to both operands, whose gradients are all-reduced.
+        y = empty_output(block, local_shape) + empty_output(own_points, local_shape)
+    else:
+        y = F.grid_sample(block, own_points, mode, padding_mode, align_corners)
+    return DistTensor(y, out, out_shape)
 
 
 @implements(torch.grid_sampler, torch.grid_sampler_2d, torch.grid_sampler_3d, tensors="input grid")

@@ -166,6 +166,8 @@ def layer_norm(
     if not axes:
         y = torch.layer_norm(x.local, normalized_shape, w, b, eps, torch.backends.cudnn.enabled)
         return DistTensor(y, x.dist, x.shape)
+    # A row is one group of one part. Weight and bias have a value for each element, and not for each part, so they are
+    # applied afterwards.
     rows, elements = math.prod(x.local.shape[:first]), math.prod(x.local.shape[first:])
     groups = _Groups((rows, 1, elements), 0, 1, 1, math.prod(normalized_shape), x.grid, axes)
     y = apply(_Normalize, x.local, None, None, groups, eps, _to_accumulation_dtype(x.local[:0]).dtype, None)
@@ -193,6 +195,7 @@ def rms_norm(
     w = None if weight is None else parameter_block(weight, x.dist, dims)
     wide = _to_accumulation_dtype(x.local)
     axes = [x.dist.split[d] for d in dims]
+    # The sum is replicated, but each rank's elements depend on it: its gradient is all-reduced, too (`scale`).
     squares = allreduce_sum((wide * wide).sum(list(dims), keepdim=True), x.grid, axes)
     epsilon = torch.finfo(wide.dtype).eps if eps is None else eps
     scale = with_grad_allreduce((squares / math.prod(normalized_shape) + epsilon).rsqrt(), x.grid, axes)
@@ -241,6 +244,7 @@ def _normalize_channel_groups(
     size, split = x.shape[1] // number, x.dist.split
     axes = x.grid.split_axes(split[2:] if size == 1 else split[1:])
     samples, channels = x.local.shape[:2]
+    # All of each group on this rank: torch's own kernel. It does not report the statistics.
     if not axes and observe is None and x.local.numel():
         y = torch.group_norm(x.local, channels // size, weight, bias, eps, torch.backends.cudnn.enabled)
         return DistTensor(y, x.dist, x.shape)
@@ -291,6 +295,7 @@ def _update_running(
     total = mean.new_zeros((2, x.shape[1]))
     total[0, channels.start : channels.stop] = mean.sum(0)
     total[1, channels.start : channels.stop] = var.sum(0) * (count / (count - 1))
+    # Over samples and channels only: ranks along space have the same statistics, which must not be added.
     allreduce(x.grid.comm(x.grid.split_axes(x.dist.split[:2])), total, "instance norm running statistics")
     for running, value in zip((running_mean, running_var), total / x.shape[0], strict=True):
         if running is not None:
@@ -355,6 +360,7 @@ class _Groups:
         parts = self.group_of_parts(x.device)
 
         def moments_about(origin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            # Sums of (x - origin) and (x - origin)^2 add up over parts and ranks; means and variances do not.
             offset = mean.double() - origin[:, parts]
             sums = self.allreduce_group_sums(
                 self.shape[2] * torch.stack([offset, var + offset * offset]), "group norm forward"
@@ -427,6 +433,7 @@ class _Normalize(torch.autograd.Function):
             wide, local_sums = normalization_gradients(wide, flat, repeated, (mean, var), ctx.eps)  # [b1]
             sums = local_sums.view(sums.shape)
         if ctx.needs_input_grad[0]:
+            # Channels of a group have other weights, so these belong into the sums.
             means = groups.allreduce_group_sums(sums * factor, "group norm backward") / groups.count  # [b2]
             scale = (var + ctx.eps).rsqrt()
             slope, level = (

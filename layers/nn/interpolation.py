@@ -58,6 +58,7 @@ def interpolate(
         return y
     if antialias or mode not in (*_LINEAR, "nearest", "nearest-exact"):
         return run_with_gathered_dims(lambda block: F.interpolate(block, *options), x, range(2, x.dim()), out_shape)
+    # With an integer factor, positions do not depend on where a block starts: torch's kernel can enlarge the block.
     factors = tuple(out // n if n and out % n == 0 else 0 for n, out in zip(extents, outs, strict=True))
     factor = None if scale_factor is None or recompute_scale_factor else scale_factor
     scales = [factor] * len(extents) if factor is None or isinstance(factor, (int, float)) else list(factor)
@@ -118,6 +119,7 @@ def _nearest_resampling(kernel: _InterpolationKernel, extent: int, out: int, sca
     treat each number of dimensions, and gradients, differently. So the indices are obtained by calling torch.
     """
     like: dict[str, Any] = {"dtype": torch.float64, "device": kernel.device}
+    # Sample o is the input of output o alone: its gradient shows the position that output o reads backward.
     values = torch.zeros((out, 1, extent), **like, requires_grad=True)
     with torch.enable_grad():
         y = kernel.resample_dimension(values, out, scale)

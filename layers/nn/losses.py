@@ -169,6 +169,7 @@ def cosine_embedding_loss(
     one = torch.zeros((1, 1), dtype=input1.dtype, device=input1.device)
     dtype = F.cosine_embedding_loss(one, one, one[0]).dtype  # another one under torch.autocast
     input1, input2 = input1.to(dtype), input2.to(dtype)
+    # torch's constant. It prevents a division by zero.
     first, second = ((t * t).sum(dim=-1) + 1e-12 for t in (input1, input2))
     cosine = (input1 * input2).sum(dim=-1) / (first * second).sqrt()
     zero = torch.zeros_like(cosine)
@@ -285,9 +286,11 @@ def _class_loss(
         return loss.squeeze(0) if reduction == "none" else loss
     grid = (input if isinstance(input, DistTensor) else target).grid  # type: ignore[attr-defined]
     indices = not (target.is_floating_point() or target.dim() == input.dim())
+    # The meta implementation does not compare all of these sizes.
     if indices and target.shape != (input.shape[0], *input.shape[2:]):
         check_on_zeros(function, input, target, weight)
     logits = as_distributed(input, grid)
+    # Plain logits follow the labels: otherwise these would be gathered, and every rank would compute all losses.
     if not isinstance(input, DistTensor) and isinstance(target, DistTensor):
         axes = target.dist.axes
         logits = logits.redistribute(target.dist.with_axes([axes[0], None, *axes[1:]] if indices else axes))
@@ -297,7 +300,12 @@ def _class_loss(
     labels = as_distributed(target, grid).redistribute(target_dist).local
     class_weight = None if weight is None else as_distributed(weight, grid).replicated().local.detach()
     if indices:
-        check_indices(labels, input.shape[1], grid, partial(_label_error, input.shape[1]), options["ignore_index"])
+        classes = input.shape[1]
+
+        def label_error(label: int) -> LabelError:
+            return LabelError(f"Target {label} is out of bounds: the logits have {classes} classes, 0 to {classes - 1}")
+
+        check_indices(labels, classes, grid, label_error, options["ignore_index"])
     local_losses = partial(function, weight=class_weight, reduction="none", **options)
     local_shape = (*logits.local.shape[:1], *logits.local.shape[2:])
     losses = run_like_other_ranks(local_losses, local_shape, logits.local, labels)
@@ -306,14 +314,10 @@ def _class_loss(
     # In half precision both the sum and the count could overflow or be rounded.
     wide = torch.promote_types(losses.dtype, torch.float32)
     divisor = _mean_divisor(labels, class_weight, options["ignore_index"], indices, losses).to(wide)
+    # Sum and divisor in one message. Each rank divides the same numbers, so the loss is identical on all ranks.
     total = allreduce_sum(torch.stack([losses.sum(dtype=wide), divisor]), grid, logits.dist.split_axes)
     result = total[0] if reduction == "sum" else total[0] / total[1]
     return DistTensor(result.to(losses.dtype), logits.dist.with_axes(()), shape)
-
-
-def _label_error(classes: int, label: int) -> LabelError:
-    """Return the error for a label that is not a class."""
-    return LabelError(f"Target {label} is out of bounds: the logits have {classes} classes, 0 to {classes - 1}")
 
 
 def _mean_divisor(
@@ -325,6 +329,7 @@ def _mean_divisor(
     valid = labels != ignore_index
     if weight is None:
         return valid.sum()
+    # Ignored labels may be outside the range of classes, so they look up class 0 first.
     return weight[labels.where(valid, 0)].where(valid, 0).sum()
 
 
@@ -405,6 +410,7 @@ def ctc_loss(
             F.ctc_loss(one, pad_to_minimum_shape(labels, (1, 1)), none + len(one), none, blank, "none"), (0,)
         )
 
+    # torch checks lengths and labels by values, which differ between ranks.
     result: torch.Tensor = DistTensor(call_or_raise_on_all_ranks(x.grid, losses), dist, torch.Size((samples,)))
     return _reduce(result / lengths[1].clamp(min=1) if reduction == "mean" else result, reduction)
 

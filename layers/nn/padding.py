@@ -26,6 +26,7 @@ def _padding_resampling(mode: str, extent: int, front: int, back: int) -> Resamp
     """Return the resampling that pads a dimension of ``extent`` indices; None if it needs no padding."""
     if not front and not back:
         return None
+    # Padding the indices shows which input each output takes.
     index = F.pad(torch.arange(extent, dtype=torch.float64)[None, None], (front, back), mode=mode)
     low = tuple(int(i) for i in index.flatten())
     return Resampling(low, low, ())
@@ -56,6 +57,7 @@ def pad(input: DistTensor, pad: Sequence[int], mode: str = "constant", value: fl
         return run_with_gathered_dims(lambda block: F.pad(block, pad, mode, value), input, padded, out_shape)
     x = redistribute_balanced(input)
     count = input.dim() - 2
+    # A window of one input whose padding is the front. Negative padding shifts the windows the other way.
     if mode == "constant":
         shift = Geometry((1,) * count, (1,) * count, tuple(fronts[2:]), (1,) * count)
         block = gather_needed_input(x, out_shape, shift, 0.0 if value is None else value)

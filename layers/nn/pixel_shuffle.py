@@ -71,6 +71,7 @@ def _shuffle(function: Callable[..., torch.Tensor], input: DistTensor, factor: i
     shuffled, and moved to balanced blocks again. No dimension is gathered.
     """
     out_shape = result_shape(function, input, factor)
+    # Channels and space change in opposite directions. The smaller size of each is the number of indivisible units.
     units = [min(before, after) for before, after in zip(input.shape, out_shape, strict=True)]
     x = input.redistribute(_distribution_in_units(input.dist, input.shape, units))
     dist = _distribution_in_units(input.dist, out_shape, units)

@@ -285,6 +285,7 @@ def _max_unpool(
     out_shape = result_shape(unpool, input, indices, kernel_size, stride, padding, size)
     if input.dim() == count + 1:
         return unpool(input.unsqueeze(0), indices.unsqueeze(0), kernel_size, stride, padding, size).squeeze(0)
+    # Samples and channels stay split.
     target = input.dist.balanced()
     gathered = target.replicate(range(2, count + 2))
     values, at = (as_distributed(t, input.grid).redistribute(gathered) for t in (input, indices))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from distconv.dispatch import Operator, StridePolicy, implements
+from distconv.dispatch import StridePolicy, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule
 from distconv.layers.common.alignment import (
@@ -24,21 +24,15 @@ from distconv.layers.common.alignment import (
     replicate_parameter,
 )
 from distconv.layers.common.empty_blocks import connected_zeros, pad_to_minimum_shape
-from distconv.layers.recurrent.cells import CELLS, RecurrentCell
+from distconv.layers.recurrent.cells import CELLS
 from distconv.layers.recurrent.methods import Method
 from distconv.layers.recurrent.stack import run_recurrent
 from distconv.tensor import DistTensor
 
-
-def _recurrent_operator(cell: RecurrentCell) -> Operator:
-    def operator(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return run_recurrent(cell, Method.AUTO, *args)
-
-    return operator
-
-
 for _cell in CELLS.values():
-    implements(_cell.function, order=StridePolicy.NEW, tensors=None, passes=None)(_recurrent_operator(_cell))
+    implements(_cell.function, order=StridePolicy.NEW, tensors=None, passes=None)(
+        partial(run_recurrent, _cell, Method.AUTO)
+    )
 
 
 # -- LSTM -------------------------------------------------------------------------------------------------------------
@@ -93,6 +87,7 @@ def _call_lstm(
     input: DistTensor, states: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], options: tuple[Any, ...]
 ) -> tuple[DistTensor, DistTensor, DistTensor]:
     """Call ``torch.lstm`` without dropout on complete sequences of this rank's samples. Collective."""
+    # options[-1] is batch_first.
     samples, time = (0, 1) if options[-1] else (1, 0)
     x = all_to_all_transpose(input, [time, 2])
     state_dist = x.dist.with_axes((None, x.dist.axes[samples], None))

@@ -78,6 +78,7 @@ def transposed_convolution(
     out_shape = result_shape(function, input, weight, bias, *options)
     count = weight.dim() - 2
     strides, dilations = to_tuple(stride, count), to_tuple(dilation, count)
+    # The meta implementation accepts these options, and torch's kernels reject them.
     extra = zip(to_tuple(output_padding, count), strides, dilations, strict=True)
     if min(to_tuple(padding, count)) < 0 or any(e >= max(s, d) for e, s, d in extra):
         check_on_zeros(function, input, weight, bias, *options)
@@ -131,12 +132,18 @@ def _compute_block(
     if is_empty:
         block = pad_to_minimum_shape(block, (1, local_groups, *(1,) * count))
         weight = pad_to_minimum_shape(weight, (local_groups, 1, *geometry.kernel))
+    # Without padding, all outputs that the gathered inputs reach; the surplus is cropped below.
     y = function(block, weight, None, geometry.stride, 0, 0, local_groups, geometry.dilation)
     if is_empty:
         return connected_zeros(y, local_shape)
     around: list[int] = []
     for dim, out in enumerate(spatial_box(x.dist, out_shape)):
-        around[:0] = _padding_to_outputs(geometry, dim, windows.needed(dim, out), out)
+        inputs = windows.needed(dim, out)
+        # The range of outputs that the inputs reach. Negative padding crops it to this rank's outputs; positive padding
+        # adds outputs that no input reaches (output_padding). F.pad takes the last dimension first.
+        start = inputs[0] * geometry.stride[dim] - geometry.padding[dim]
+        stop = (inputs[1] - 1) * geometry.stride[dim] - geometry.padding[dim] + geometry.reach(dim)
+        around[:0] = (start - out[0], out[1] - stop)
     return F.pad(y, around) if any(around) else y
 
 
@@ -151,13 +158,6 @@ class _TransposedWindows:
     def needed(self, dim: int, out: Range) -> Range:
         """Return the range of inputs whose outputs meet the range ``out``."""
         return (0, 0) if out[0] >= out[1] else self.geometry.touched(dim, out, (0, self.extents[dim]))
-
-
-def _padding_to_outputs(geometry: Geometry, dim: int, inputs: Range, out: Range) -> tuple[int, int]:
-    """Return the padding (negative: cropping) that turns the outputs of ``inputs`` into the range ``out``."""
-    start = inputs[0] * geometry.stride[dim] - geometry.padding[dim]
-    stop = (inputs[1] - 1) * geometry.stride[dim] - geometry.padding[dim] + geometry.reach(dim)
-    return start - out[0], out[1] - stop
 
 
 _implements = partial(implements, order=StridePolicy.OF_LAYER, tensors="input weight bias")

@@ -98,9 +98,11 @@ class RecurrentGradients:
             Gradients (T, B, H) of the block's states from outside of the recurrence.
         method : Method
         """
+        # 1. The recurrence gives the gradients of the states. 2. Everything else is one product for all steps.
         factors = self.steps.factors(block)
         by_state, self.carry = _backpropagate_block(self.carry, sources, factors, self.steps.weights.hidden, method)
         hidden = (by_state[:, :, None] * factors.hidden).flatten(0, 1).flatten(1)
+        # Without gates of their own, input and hidden part have the same derivative: compute it once.
         same = factors.input is factors.hidden
         input = hidden if same else (by_state[:, :, None] * factors.input).flatten(0, 1).flatten(1)
         self.weight_gradients[0].addmm_(input.T, self.steps.x[block].flatten(0, 1))
@@ -108,6 +110,7 @@ class RecurrentGradients:
         for total, gates in zip(self.weight_gradients[2:], (input, hidden), strict=False):
             total.add_(gates.sum(0))
         if self.input_gradient is not None:
+            # The gradient is contiguous, so flatten is a view, and `out` writes into the block of it.
             torch.mm(input, self.steps.weights.input, out=self.input_gradient[block].flatten(0, 1))
 
 
@@ -148,6 +151,8 @@ def _backpropagate_block(
     """Return the gradients of the states (T, B, H), and of the state before them (B, H)."""
     if not (method.scans and carry.numel()):
         return backpropagate_steps(carry, sources, factors.hidden, factors.direct, weight)
+    # The scan starts with the last step. Its sources enter before the product with the step's Jacobian, so it returns
+    # the gradients before each step; each of them is the carry of the next one.
     jacobians, sources = factors.reversed().jacobians(weight), sources.flip(0)
     name: Literal["truncated", "blelloch"] = "truncated" if method is Method.TRUNCATED else "blelloch"
     reached = backpropagate(carry, jacobians, name, sources=apply_jacobians(jacobians, sources))
@@ -197,10 +202,12 @@ def compose_steps(steps: ForwardSteps, sources: torch.Tensor) -> tuple[torch.Ten
     for block in steps.blocks(scans=True):
         matrices = steps.factors(block).reversed().jacobians(steps.weights.hidden)
         shifts = apply_jacobians(matrices, sources[block].flip(0))
+        # An odd map at the end waits for the next level.
         while len(matrices) > 1:
             paired = len(matrices) // 2 * 2
             later, rest = matrices[1:paired:2], matrices[paired:]
             shifts = torch.cat([shifts[1:paired:2] + apply_jacobians(later, shifts[:paired:2]), shifts[paired:]])
             matrices = torch.cat([later @ matrices[:paired:2], rest])
+        # Blocks come from the last to the first, so the map of this block is applied after the previous ones.
         matrix, shift = matrices[0] @ matrix, shifts[0] + apply_jacobians(matrices[0], shift)
     return matrix, shift

@@ -58,6 +58,7 @@ class StepDerivatives:
             (T, B, H, H).
         """
         gates = self.hidden.shape[2]
+        # Gate by gate into one tensor: the Jacobians are the largest tensors of the backward pass.
         parts = weight.unflatten(0, (gates, -1)).transpose(1, 2)
         jacobians: torch.Tensor = parts[0] * self.hidden[:, :, 0, None]
         for gate in range(1, gates):
@@ -125,6 +126,7 @@ def _with_own_memory(weight: torch.Tensor) -> torch.Tensor:
 def _tanh_derivatives(
     x: torch.Tensor, before: torch.Tensor, after: torch.Tensor, weights: CellWeights
 ) -> StepDerivatives:
+    # tanh' = 1 - h'^2, from the stored state (Eq. 9).
     slope = torch.addcmul(torch.ones_like(after), after, after, value=-1)[:, :, None]
     return StepDerivatives(slope, slope)
 
@@ -139,6 +141,7 @@ def _relu_derivatives(
 def _gru_derivatives(
     x: torch.Tensor, before: torch.Tensor, after: torch.Tensor, weights: CellWeights
 ) -> StepDerivatives:
+    # Gates r, z, n in torch's order, recomputed for all steps by two products. m is the hidden part of n.
     from_input = F.linear(x, weights.input, weights.input_bias).unflatten(2, (3, -1))
     from_hidden = F.linear(before, weights.hidden, weights.hidden_bias).unflatten(2, (3, -1))
     r, z = (from_input[:, :, :2] + from_hidden[:, :, :2]).sigmoid_().unbind(2)
@@ -147,6 +150,7 @@ def _gru_derivatives(
     by_n = (1 - z) * (1 - n * n)  # j7 * j6
     by_z = (before - n) * z * (1 - z)  # j10 * j9
     by_r = by_n * m * r * (1 - r)  # j3 * j2
+    # The hidden part of n is multiplied by r, its input part is not.
     input = torch.stack([by_r, by_z, by_n], 2)
     return StepDerivatives(torch.stack([by_r, by_z, by_n * r], 2), input, z)
 

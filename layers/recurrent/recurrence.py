@@ -90,15 +90,20 @@ class Recurrence:
         if self.ranks is None:
             return self._states(x, start, weights), start
         entries, outputs, sent = [], [], []
+        # Part by part: receive from the earlier rank, compute, send to the later one. The send is not waited for, so
+        # that this rank computes its next part while the later rank computes this one.
         for part in self._parts(start):
             entries.append(self.ranks.receive(self.ranks.earlier, start[part]))
             outputs.append(self._states(x[:, part], entries[-1], weights))
+            # A rank without steps passes on the state that it has received.
             sent.append(self.ranks.send(self.ranks.later, torch.cat([entries[-1][None], outputs[-1]])[-1]))
+        # The sent tensors must exist until here.
         for exchange in sent:
             exchange.wait()
         return _concatenate(outputs, 1), _concatenate(entries, 0)
 
     def _states(self, x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+        # torch's functions reject sequences without steps or samples.
         if not (x.shape[0] and x.shape[1]):
             return start.new_zeros(*x.shape[:2], start.shape[1])
         return self.cell.states(x, start, weights)
@@ -106,6 +111,7 @@ class Recurrence:
     def _parts(self, start: torch.Tensor) -> list[slice]:
         """Return slices of the samples, as many as there are ranks unless they would be too small."""
         assert self.ranks is not None
+        # From values that are the same on all ranks along the axis, since these exchange one message for each part.
         samples = len(start)
         count = max(1, min(self.ranks.comm.size, samples, start.numel() // MIN_PART_VALUES))
         edges = [samples * index // count for index in range(count + 1)]
@@ -133,12 +139,15 @@ class Recurrence:
         zeros = torch.zeros_like(steps.entry_state)
         if self.ranks is None:
             return [compute_gradients(steps, sources, zeros, self.method, needs_input_gradient=needs_input_gradient)]
+        # By a scan: 1. all steps of this rank become one map; 2. a scan over the ranks gives each rank its carry;
+        # 3. all ranks process their steps at the same time, by the method that is fastest on one rank.
         if self.method.scans:
             carry = self.ranks.scan_gradient(*compose_steps(steps, sources)) if len(zeros) else zeros
             local_method = fastest_method(self._problem(steps.x, steps.weights.hidden, None))
             # torch's backward cannot start from the gradient that the later rank sends.
             local_method = self.method if local_method is Method.AUTOGRAD else local_method
             return [compute_gradients(steps, sources, carry, local_method, needs_input_gradient=needs_input_gradient)]
+        # Sequentially: the parts of the forward pass, with messages in the opposite direction.
         gradients, sent = [], []
         for part in self._parts(zeros):
             part_steps = ForwardSteps(
@@ -167,6 +176,8 @@ class Recurrence:
 class _RecurrenceFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, recurrence: Recurrence, x: torch.Tensor, start: torch.Tensor, *weights: torch.Tensor) -> Any:
+        # The inputs have the dtype of the weights already. Otherwise torch would compute in half precision, while
+        # backward recomputes the gates in the dtype of the states.
         with torch.autocast(x.device.type, enabled=False):
             y, entry = recurrence.forward(x, start, weights)
         ctx.recurrence = recurrence
@@ -202,5 +213,6 @@ def _concatenate(parts: Sequence[torch.Tensor], dim: int) -> Any:
 
 def _states_without_samples(x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the states of a block without samples, which torch's backward rejects, connected to the graph."""
+    # A sum of nothing, so that the weights get a gradient of zeros: their all-reduce has a node on every rank.
     ends = sum((tensor.reshape(-1)[:0].sum() for tensor in (x, start, *weights)), start.new_zeros(()))
     return start.new_zeros(*x.shape[:2], start.shape[1]) + ends

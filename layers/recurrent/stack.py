@@ -95,6 +95,7 @@ class RecurrentStack:
             (sum of lengths, directions * H) and (layers * directions, B, H).
         """
         like = next((t for t in (data, batch_sizes, start, *weights) if isinstance(t, DistTensor)), None)
+        # torch packs full tensors, so every rank has all of the data, and computes all of it.
         if like is not None:
             full = [as_distributed(t, like.grid).replicated().local for t in (data, batch_sizes, start, *weights)]
             y, last = self.call_packed(full[0], full[1], full[2], full[3:])
@@ -106,6 +107,7 @@ class RecurrentStack:
         self, direction: Direction, x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         count, directions = 4 if self.bias else 2, 2 if self.bidirectional else 1
+        # torch's order: layer by layer, in each the forward direction first; `last_states` grows in the same order.
         groups = [weights[index : index + count] for index in range(0, len(weights), count)]
         last_states: list[torch.Tensor] = []
         for layer in range(self.layers):
@@ -141,6 +143,7 @@ def _run_packed(
     x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
     ends, samples = lengths.to(data.device), torch.arange(len(lengths), device=data.device)
     positions = torch.arange(len(x), device=data.device)[:, None]
+    # Each sample is reversed up to its own end. This is its own inverse, so it also restores the order of outputs.
     reversed_positions = torch.where(positions < ends, ends - 1 - positions, positions)
     y = recurrence(x[reversed_positions, samples] if reverse else x, start, weights)
     last = y[ends - 1, samples]
@@ -164,6 +167,7 @@ def _run_distributed(
     own = broadcast_block(start, x.dist, shape)
     local = x.local.flip(0) if reverse else x.local
     y = Recurrence(cell, method, ranks)(local, own, [replicate_parameter(weight, x.dist) for weight in weights])
+    # Steps are reversed within each block, and TimeRanks reverses the order of ranks.
     outputs = DistTensor(y.flip(0) if reverse else y, x.dist, shape)
     return outputs, outputs[0 if reverse else -1]
 

@@ -70,11 +70,14 @@ def check_rule(function: Callable[..., Any], example: Sequence[Any], comm: MPI.I
     comm = MPI.COMM_WORLD if comm is None else comm
     bound = inspect.signature(function.operator).bind(*example)
     bound.apply_defaults()
+    # In float64 differences that are not rounding exceed TOLERANCE. Detached, so that each case has its own graph.
     arguments = {
         name: value.detach().double() if _is_floating(value) else value for name, value in bound.arguments.items()
     }
     texts = [f"{name} {digest(value):014x}" for name, value in arguments.items() if isinstance(value, torch.Tensor)]
     check_same_on_all_ranks(comm, f"example of {function.name}", ", ".join(texts), "seed all ranks identically")
+    # 1. The single-process result. 2. Block by block on this process, which finds windows that are too small without
+    # messages. 3. On each grid.
     call = partial(_call_by_name, function)
     expected = _outputs_and_gradients(call, arguments, comm, f"{function.name}, single process")
     compared = []
@@ -119,12 +122,15 @@ def _outputs_and_gradients(
     leaves = {
         name: value.detach().requires_grad_() if _is_floating(value) else value for name, value in arguments.items()
     }
+    # The operator is the user's: if it fails on one rank only, the others would wait in the next collective.
     outputs = try_on_all_ranks(comm, attempt, MismatchError)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     outcome = {f"output {index}": gather(y).detach() for index, y in enumerate(outputs)}
     total: Any = 0.0
     for index, y in enumerate(outputs):
         if _is_floating(y):
+            # Different weights for all elements: the gradient of a plain sum would hide exchanged elements. The same
+            # numbers on all ranks.
             weight = torch.rand(tuple(y.shape), generator=torch.Generator().manual_seed(index), dtype=y.dtype)
             total = total + (y * (scatter(weight, y.dist) if isinstance(y, DistTensor) else weight)).sum()
     if isinstance(total, torch.Tensor) and total.requires_grad:
@@ -149,6 +155,7 @@ def _compare(name: str, what: str, actual: Mapping[str, torch.Tensor], expected:
             )
         if not full.numel():
             continue
+        # NaN counts as equal to NaN only.
         difference = (other - full).abs().double().nan_to_num(torch.inf)
         difference = torch.where(other.isnan() & full.isnan(), 0.0, difference)
         if difference.max() > TOLERANCE * max(1.0, float(full.abs().nan_to_num(0.0).max())):
@@ -191,6 +198,7 @@ def _compute_by_blocks(
 
 def _padded_input(tensor: Any, windows: Mapping[int, Window], dim: int, block: Interval, fill: float) -> Any:
     """Return the padded input of the outputs ``block`` along ``dim``."""
+    # All dimensions are padded, but only `dim` is divided. A size of one broadcasts, and is not divided.
     padded = F.pad(tensor, pad_argument(tensor.dim(), {d: w.around for d, w in windows.items()}), value=fill)
     if dim not in windows or tensor.shape[dim] == 1:
         return padded
@@ -206,6 +214,7 @@ def _distributed_cases(function: Rule, arguments: Arguments, comm: MPI.Intracomm
     for extents in _grid_shapes(comm.size, dims):
         shape = {name: extent for name, extent in zip(names, extents, strict=True) if name and extent > 1}
         grid = ProcessGrid(comm, **shape)
+        # Unequal input blocks do not match the balanced outputs, so they test the redistribution before the operator.
         for blocks in ("equal blocks", "a first block of one index", "an empty block"):
             distributed = {
                 name: scatter(value, _case_distribution(grid, names, value.shape, blocks)) if name in windows else value

@@ -131,12 +131,15 @@ class Rule:
         distributed: list[DistTensor] = []
         map_leaves(lambda value: distributed.append(value) if isinstance(value, DistTensor) else None, dict(arguments))
         if not distributed:
-            arguments.update(
-                {name: _pad_windows(arguments[name], by_dim, self.fill) for name, by_dim in windows.items()}
-            )
+            # The operator never pads itself, so that a block with its halo and a padded tensor look the same to it.
+            for name, by_dim in windows.items():
+                around = pad_argument(arguments[name].dim(), {dim: window.around for dim, window in by_dim.items()})
+                if any(around):
+                    arguments[name] = F.pad(arguments[name], around, value=self.fill)
             return self.operator(*bound.args, **bound.kwargs)
         work = _RuleWork.from_arguments(self, windows, arguments, distributed[0])
         with section(self.name):
+            # In the order of the signature, so that all ranks send the same messages.
             for name, value in arguments.items():
                 if name in windows:
                     arguments[name] = work.gather_input(value, windows[name], self.fill)
@@ -201,6 +204,7 @@ class _RuleWork(NamedTuple):
         """Return the work for arguments; the first argument with windows determines the distribution."""
         lead = next(iter(windows))
         first = as_distributed(arguments[lead], example.grid)
+        # Nothing is known about dimensions without windows: the operator may mix all of their elements.
         axes = [axis if dim in windows[lead] else None for dim, axis in enumerate(first.dist.axes)]
         out = {dim: window.outputs(first.shape[dim]) for dim, window in windows[lead].items()}
         return cls(rule.name, Distribution(first.grid, axes), out)
@@ -227,6 +231,7 @@ class _RuleWork(NamedTuple):
         layout = Distribution(
             self.dist.grid, [axis if dim in gathered else None for dim, axis in enumerate(self.dist.axes)]
         )
+        # 1. Bring the argument to the distribution of the work; where it broadcasts, its gradient is all-reduced.
         reduced = [axis for axis in self.dist.split_axes if axis not in layout.split_axes]
         block, ranges = redistribute_with_grad_reduce(tensor, layout, reduced), []
         for dim, window in gathered.items():
@@ -234,6 +239,7 @@ class _RuleWork(NamedTuple):
             if axis is not None:
                 parts = range(layout.grid.shape[axis])
                 ranges.append((dim, tuple(window.needed(self.output_block(dim, part)) for part in parts)))
+        # 2. Gather the windows of this rank's outputs.
         needs = Needs(layout, tuple(ranges))
         if ranges:
             block = gather_region(block, transfer_plan(layout, needs, tuple(tensor.shape)))
@@ -242,6 +248,7 @@ class _RuleWork(NamedTuple):
             gathered[dim].needed(self.output_block(dim)) if dim in gathered else covered[dim]
             for dim in range(tensor.dim())
         ]
+        # 3. Pad at the ends of the global tensor.
         block = crop_or_pad(block, covered, [(each.start, each.stop) for each in wanted], fill)
         # The operator also runs on ranks without outputs: their weights need a gradient of zeros for the all-reduce.
         if self.is_empty:
@@ -277,8 +284,3 @@ class _RuleWork(NamedTuple):
 def _is_broadcast(tensor: torch.Tensor, dim: int, window: Window, outputs: Mapping[int, int]) -> bool:
     """Return True if the only index of a dimension serves all outputs, as in broadcasting."""
     return tensor.shape[dim] == 1 and window == Window() and outputs.get(dim, 1) != 1
-
-
-def _pad_windows(tensor: torch.Tensor, windows: Mapping[int, Window], fill: float) -> torch.Tensor:
-    around = pad_argument(tensor.dim(), {dim: window.around for dim, window in windows.items()})
-    return F.pad(tensor, around, value=fill) if any(around) else tensor

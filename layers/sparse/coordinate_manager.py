@@ -115,6 +115,7 @@ class CoordinateManager:
                 f"give the SparseTensor coordinates in steps of {factor} and stride={factor}"
             )
         stride = sites.stride // factor
+        # Several strides may lie between the two layers of a skip connection.
         finer = sites.finer
         while finer is not None and finer.stride > stride:
             finer = finer.finer
@@ -164,6 +165,7 @@ class CoordinateManager:
         -------
         tuple of Tensor and KernelMap
         """
+        # The finer set comes first in the key, so a transposed convolution finds the map of the opposite convolution.
         fine, coarse = (outputs, inputs) if transposed else (inputs, outputs)
         unit = fine.stride * dilation
         pairs = self._cached_map(

@@ -58,6 +58,7 @@ def to_dense(
     if size is None:
         ends = manager.gather_values((cells[:, 1:].amax(0) + 1).tolist() if len(cells) else [0] * x.dimension)
         size = [max(0, *along) for along in zip(*ends, strict=True)]
+    # Collected from all ranks, so that all raise the same error before any of them sends features.
     outside = ((cells[:, 1:] < 0) | (cells[:, 1:] >= torch.tensor(size, device=coords.device))).any(1)
     outside_sites = [
         each for each in manager.gather_values((int(outside.sum()), coords[outside][:1].tolist())) if each[0]

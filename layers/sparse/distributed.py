@@ -75,6 +75,7 @@ class DistributedManager(CoordinateManager):
         -------
         Distribution
         """
+        # All ranks derive the same sets in the same order, so they miss the cache at the same calls.
         if sites not in self._layouts:
             grid = self.partition.grid
             counts = grid.world.allgather(len(sites.coords))
@@ -141,16 +142,20 @@ class DistributedManager(CoordinateManager):
         """
         unit = (outputs if transposed else inputs).stride * dilation
         low, high = offset_bounds(offsets, unit, transposed=transposed)
-        halo = self._halo(inputs, tuple(low), tuple(high))
-        key = (halo, outputs, offsets, dilation, transposed)
-        pairs = self._cached_map(key, lambda: _halo_kernel_map(halo, outputs, offsets, unit, transposed))
-        return halo.append_halo(self.local_rows(features)), pairs
+        reach = (inputs, tuple(low), tuple(high))
+        if reach not in self._halos:
+            self._halos[reach] = SiteHalo(self.partition, inputs.coords, low, high)
+        halo = self._halos[reach]
 
-    def _halo(self, sites: Sites, low: tuple[int, ...], high: tuple[int, ...]) -> SiteHalo:
-        key = (sites, low, high)
-        if key not in self._halos:
-            self._halos[key] = SiteHalo(self.partition, sites.coords, low, high)
-        return self._halos[key]
+        def make() -> KernelMap:
+            # From this rank's sites and its halo to its output sites.
+            if transposed:
+                return kernel_map(outputs.coords, halo.coords, offsets, unit, outputs.order).transposed()
+            return kernel_map(halo.coords, outputs.coords, offsets, unit, sorting_order(halo.coords))
+
+        # By halo and not by inputs: other offsets of the same extent share a halo, and its rows are those of the map.
+        pairs = self._cached_map((halo, outputs, offsets, dilation, transposed), make)
+        return halo.append_halo(self.local_rows(features)), pairs
 
     def local_rows(self, features: torch.Tensor) -> torch.Tensor:
         """Return this rank's rows of ``features``."""
@@ -219,6 +224,7 @@ class DistributedManager(CoordinateManager):
                 # Coordinates are multiples of the step, so those below a cut are in the cells below its multiple.
                 cells_below = (-(-cut // step) + (-start) // step for cut in cuts)
                 ends[axis] = (0, *(min(max(cell, 0), extent) for cell in cells_below), extent)
+        # 1. Each rank fills its box of cells. 2. The boxes become balanced blocks, which dense layers require.
         dims = (axes[0], None, *axes[1:])
         owned = Distribution(grid, dims, boundaries=ends)
         shape = (self.batch_size, features.shape[1], *size)
@@ -251,13 +257,6 @@ class DistributedManager(CoordinateManager):
         return DistTensor(values[None], Distribution(grid, ("n", None, None)), (grid.size, *values.shape))
 
 
-def _halo_kernel_map(halo: SiteHalo, outputs: Sites, offsets: Offsets, unit: int, transposed: bool) -> KernelMap:
-    """Return the kernel map from this rank's sites and halo to its output sites."""
-    if transposed:
-        return kernel_map(outputs.coords, halo.coords, offsets, unit, outputs.order).transposed()
-    return kernel_map(halo.coords, outputs.coords, offsets, unit, sorting_order(halo.coords))
-
-
 def scatter(x: SparseTensor, grid: ProcessGrid, partition: Partition | None = None) -> SparseTensor:
     """Split a sparse tensor that is identical on all ranks over a grid.
 
@@ -281,12 +280,15 @@ def scatter(x: SparseTensor, grid: ProcessGrid, partition: Partition | None = No
     MismatchError
         If coordinates, cuts, or shape and dtype of the features differ between ranks.
     """
-    description = f"{tuple(x.shape)} {x.dtype}, stride {x.stride}, batch of {x.batch_size}, sites {_digest(x.coords)}"
+    # Ranks with other sites would compute other cuts and owners, and sites would be lost or doubled.
+    digest = hashlib.blake2b(x.coords.cpu().contiguous().numpy().tobytes(), digest_size=16).hexdigest()
+    description = f"{tuple(x.shape)} {x.dtype}, stride {x.stride}, batch of {x.batch_size}, sites {digest}"
     cuts = "balanced" if partition is None else partition.cuts
     check_same_on_all_ranks(grid.world, "sparse scatter", f"{description}, cuts {cuts}")
     parts = partition or Partition.balanced(grid, x.coords)
     if parts.grid is not grid or parts.dimension != x.dimension:
         raise DistributionError(f"a partition of {parts.dimension} dimensions over {parts.grid!r} does not fit {x!r}")
+    # Rows are ordered by owner for the layout; stable, so that a rank's rows keep the order of its sites.
     owners = parts.owners(x.coords)
     order = owners.argsort(stable=True)
     manager = DistributedManager(x.batch_size, parts)
@@ -316,6 +318,7 @@ def gather(x: SparseTensor) -> SparseTensor:
     own_coords = x.sites.coords
     received = exchange_rows(grid.world, dict.fromkeys(others, own_coords), others, own_coords, "gathered sites")
     coords = torch.cat([{grid.rank: own_coords, **received}[rank] for rank in range(grid.size)])
+    # Sorted, so that the result does not depend on the partition.
     order = sorting_order(coords)
     features = x.features.gather() if isinstance(x.features, DistTensor) else x.features
     return SparseTensor(coords[order], features[order], x.stride, batch_size=x.batch_size)
@@ -353,6 +356,7 @@ def from_local(coords: torch.Tensor, features: torch.Tensor, partition: Partitio
     described = f"{tuple(features.shape[1:])} {features.dtype}, batch of {batch_size}, cuts {partition.cuts}"
     check_same_on_all_ranks(world, "sparse from_local", described)
     local = try_on_all_ranks(world, lambda: SparseTensor(coords, features, batch_size=batch_size), CoordinateError)
+    # The counts of all ranks, so that all raise the same error.
     foreign = int((partition.owners(local.sites.coords) != partition.grid.rank).sum())
     counts = world.allgather(foreign)
     if any(counts):
@@ -389,6 +393,7 @@ def sparse_from_blocks(volume: DistTensor, active: torch.Tensor, stride: int) ->
     mask = to_distribution(active, Distribution(grid, axes)).local
     extents = (volume.shape[0], *volume.shape[2:])
     steps = (1, *(stride,) * (len(axes) - 1))
+    # The edges of the volume's balanced blocks, in steps of the finest grid: no site has to move.
     cuts = tuple(
         tuple(block_range(extent, parts, index).start * step for index in range(1, parts))
         for extent, step, parts in zip(extents, steps, (grid.shape[a] if a else 1 for a in axes), strict=True)
@@ -400,7 +405,3 @@ def sparse_from_blocks(volume: DistTensor, active: torch.Tensor, stride: int) ->
     sites = Sites((cells + first) * torch.tensor(steps, device=cells.device), stride)
     features = block.local.movedim(1, -1)[cells.unbind(1)]
     return SparseTensor.on(sites, manager, manager.wrap_features(features, sites))
-
-
-def _digest(coords: torch.Tensor) -> str:
-    return hashlib.blake2b(coords.cpu().contiguous().numpy().tobytes(), digest_size=16).hexdigest()

@@ -66,6 +66,7 @@ def call_on_features(
         raise_unsupported(func, "of a plain tensor in place of a sparse one, or the reverse,")
     if func in _CHECKS:
         _CHECKS[func](func, args, kwargs)
+    # Of a DistTensor: no site on any rank, so all ranks agree in this branch.
     if func is F.batch_norm and not len(args[0]):
         return _batch_norm_without_sites(*args, **kwargs)
     result: torch.Tensor = func(*args, **kwargs)

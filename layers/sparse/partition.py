@@ -127,6 +127,7 @@ class Partition(Generic[Grid_co]):
         rank = coords.new_zeros(len(coords))
         for column, (axis, cuts) in enumerate(zip(self._axes, self.cuts, strict=True)):
             if axis is not None and cuts:
+                # right=True: a coordinate equal to a cut belongs to the part after it.
                 ends = torch.tensor(cuts, device=coords.device)
                 rank += torch.bucketize(coords[:, column].contiguous(), ends, right=True) * self.grid.stride(axis)
         return rank
@@ -148,7 +149,10 @@ class Partition(Generic[Grid_co]):
         neighbours: Iterable[tuple[int, ...]] = itertools.product(
             *(_intersecting_parts(cuts, ends) for cuts, ends in zip(self.cuts, box, strict=True))
         )
-        ranks = {self._rank(indices) for indices in neighbours}
+        ranks = {
+            self.grid.rank_of({axis: i for axis, i in zip(self._axes, indices, strict=True) if axis})
+            for indices in neighbours
+        }
         return sorted(ranks - {rank})
 
     def others(self, box: SiteBox, rank: int) -> list[int]:
@@ -165,9 +169,6 @@ class Partition(Generic[Grid_co]):
         """
         warnings.warn("Partition.others is now Partition.intersecting_ranks", DeprecationWarning, stacklevel=2)
         return self.intersecting_ranks(box, rank)
-
-    def _rank(self, indices: Sequence[int]) -> int:
-        return self.grid.rank_of({axis: i for axis, i in zip(self._axes, indices, strict=True) if axis})
 
 
 def grow_box(box: SiteBox, low: Sequence[int], high: Sequence[int]) -> SiteBox:
@@ -222,6 +223,8 @@ def _quantiles(values: torch.Tensor, parts: int) -> tuple[int, ...]:
     if parts == 1 or not len(values):
         return (0,) * (parts - 1)
     distinct, counts = values.unique(return_counts=True)
+    # A cut before each distinct value, and one after the last: sites of one coordinate cannot be divided. Of cuts that
+    # are equally near to the quantile, min takes the lowest on all ranks.
     candidates = torch.cat([distinct, distinct[-1:] + 1]).tolist()
     below = [0, *counts.cumsum(0).tolist()]
     wanted = [len(values) * part / parts for part in range(1, parts)]

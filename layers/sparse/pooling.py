@@ -199,6 +199,8 @@ class SparseGlobalPool(nn.Module):
         manager, samples = x.coordinate_manager, x.sites.coords[:, 0]
         features, sites = manager.local_rows(x.features), manager.sites_per_sample(x.sites)[:, None]
         if self.mode == "max":
+            # 1. Minus infinity on ranks without sites of a sample: zero would win over negative maxima of other ranks.
+            # 2. Zero where no rank has sites.
             local_sites = torch.bincount(samples, minlength=x.batch_size)[:, None]
             largest = global_max(features, samples, x.batch_size).masked_fill(local_sites == 0, -math.inf)
             return manager.max_over_ranks(largest).masked_fill(sites == 0, 0)

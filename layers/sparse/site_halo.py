@@ -44,6 +44,7 @@ def exchange_rows(
     dict of int to Tensor
         The received rows by source.
     """
+    # 1. Numbers of rows, also zeros: the receiver knows only who may have some. 2. Rows, into buffers of these sizes.
     counts = {rank: torch.zeros(1, dtype=torch.int64) for rank in sources}
     sent = [(rank, torch.tensor([len(rows)], dtype=torch.int64)) for rank, rows in outgoing.items()]
     Exchange(comm, sent, list(counts.items()), f"{what}: row counts").wait()
@@ -74,10 +75,13 @@ def send_to_owners(partition: Partition, coords: torch.Tensor, low: Sequence[int
     rank, comm = partition.grid.rank, partition.grid.world
     own_box = partition.box(rank)
     targets = partition.intersecting_ranks(grow_box(own_box, low, high), rank)
+    # A rank whose grown box meets this box is one that this box, grown the other way, meets. So each target of a rank
+    # has that rank among its sources, and no message stays without a receiver.
     back = ([-h for h in high], [-v for v in low])
     sources = partition.intersecting_ranks(grow_box(own_box, *back), rank)
     owners = partition.owners(coords)
     outgoing = {target: coords[owners == target] for target in targets}
+    # Several ranks may derive the same site, hence unique.
     received = exchange_rows(comm, outgoing, sources, coords, "sites to their owners")
     return unique_rows(torch.cat([coords[owners == rank], *received.values()]))
 
@@ -168,6 +172,7 @@ class _Extend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, features: torch.Tensor, halo: SiteHalo) -> torch.Tensor:
         ctx.halo = halo
+        # Messages arrive in their rows of the result. Own rows are copied while they are in flight.
         out = features.new_empty(len(halo.coords), features.shape[1])
         ghosts = out[halo.own_rows :].split(list(halo.receives.values()))
         sends = [(peer, features.index_select(0, rows)) for peer, rows in halo.sends.items()]
@@ -187,6 +192,7 @@ class _Extend(torch.autograd.Function):
         exchange = Exchange(halo.comm, sends, list(received.items()), "reverse halo of sites")
         dx = grad[: halo.own_rows].clone()
         exchange.wait()
+        # Several ranks may have needed one row. Added in the order of ranks, so that rounding is reproducible.
         for peer, rows in halo.sends.items():
             dx.index_add_(0, rows, received[peer])
         return dx, None

@@ -47,6 +47,7 @@ def packed(x: SparseTensor) -> torch.Tensor:
     CoordinateError
         If the dtype cannot represent a coordinate, or the stride is not 1.
     """
+    # Up to 2 / eps a dtype represents all integers.
     space, limit = x.sites.coords[:, 1:], 2 / torch.finfo(x.dtype).eps
     if x.stride != 1 or (len(space) and int(space.abs().max()) > limit):
         raise CoordinateError(
@@ -55,6 +56,7 @@ def packed(x: SparseTensor) -> torch.Tensor:
     x = _sort_sites(x)
     samples = x.sites.coords[:, 0]
     counts = torch.bincount(samples, minlength=x.batch_size)
+    # Sorted sites are grouped by sample: the position of a site is its row minus the first row of its sample.
     first = counts.cumsum(0) - counts
     position = torch.arange(len(samples), device=x.device) - first[samples]
     sites = torch.cat([torch.ones_like(x.features[:, :1]), x.sites.coords[:, 1:].to(x.dtype), x.features], 1)
@@ -142,6 +144,7 @@ def _flatten_values(values: Iterable[SparseTensor | torch.Tensor]) -> Iterator[t
     """Yield the plain tensors of values: three for each sparse tensor."""
     for value in values:
         if isinstance(value, SparseTensor):
+            # The receiver assumes sorted sites, and does not sort them again.
             x = _sort_sites(value)
             yield from (x.sites.coords, x.features, torch.tensor([x.stride, x.batch_size], device=x.device))
         else:

@@ -177,6 +177,7 @@ class SparseTensor:
         -------
         SparseTensor
         """
+        # `to` of the features parses torch's argument forms. Kernel maps are on the device of the coordinates.
         features = self.features.to(*args, **kwargs)
         if features.device == self.device:
             return self.replace(features)
@@ -248,6 +249,7 @@ def _flatten(x: SparseTensor) -> tuple[list[Any], _Origin]:
 def _unflatten(leaves: Iterable[Any], origin: _Origin) -> SparseTensor:
     """Return a tensor from leaves without checks, because leaves of a tree may be any objects."""
     coords, features = leaves
+    # The same coordinates keep their kernel maps; other coordinates must not find them.
     tensor = SparseTensor.__new__(SparseTensor)
     if coords is origin.sites.coords:
         tensor.sites, tensor.coordinate_manager = origin.sites, origin.manager

@@ -16,6 +16,7 @@ from distconv.tensor import DistTensor, to_distribution
 
 
 def _as_list(values: Any) -> list[Any]:
+    # A GradientEdge is a named tuple, which list() would take apart.
     return [values] if isinstance(values, (torch.Tensor, GradientEdge)) or values is None else list(values)
 
 
@@ -28,8 +29,10 @@ def _block_like(tensor: Any, like: Any) -> Any:
 
 def _blocks_and_gradients(outputs: Any, seeds: Any) -> tuple[list[Any], list[Any]]:
     """Return the blocks of ``outputs`` and of their gradients; a loss of one element is replicated. Collective."""
+    # Only one rank owns the element of a split loss. Replicated, it starts the same backward pass on all ranks.
     blocks = [o.replicated() if isinstance(o, DistTensor) and o.numel() == 1 else o for o in _as_list(outputs)]
     gradients = _as_list(seeds)
+    # torch accepts a single None for any number of outputs.
     gradients = [None] * len(blocks) if len(gradients) == 1 and gradients[0] is None else gradients
     return [_block_like(o, o) for o in blocks], [_block_like(s, o) for s, o in zip(gradients, blocks, strict=True)]
 
@@ -93,6 +96,7 @@ def grad(
 def _grad_batched(outputs: Any, inputs: Any, seeds: list[Any], options: dict[str, Any]) -> tuple[Any, ...]:
     """Call :func:`grad` for each of the gradients along the first dimension of ``seeds``, and stack the results."""
     count = len(seeds[0])
+    # Every pass but the last keeps the graph for the next one; after the last one the caller's option holds.
     last = {"retain_graph": options.get("create_graph", False), **options}
     each = [
         grad(outputs, inputs, [s[i] for s in seeds], **(last if i == count - 1 else {**options, "retain_graph": True}))

@@ -32,6 +32,7 @@ def _new_of_size(function: Callable[..., torch.Tensor], input: DistTensor, *size
 def _new_blocks(
     function: Callable[..., torch.Tensor], input: DistTensor, shape: torch.Size, *args: Any, **named: Any
 ) -> DistTensor:
+    # torch's function is called on the block, so that dtype and device follow the input.
     dist = matching_distribution(input, shape)
     return DistTensor(function(input.local, dist.local_shape(shape), *args, **named), dist, shape)
 
@@ -113,6 +114,7 @@ def module_load(input: torch.Tensor, other: torch.Tensor, assign: bool = False) 
         assert isinstance(other, DistTensor)
         plain: torch.Tensor = torch.Tensor.module_load(input, other.gather(), assign)  # type: ignore[no-untyped-call]
         return plain
+    # A new object, because the module exchanges its parameter with it (torch.utils.swap_tensors).
     loaded = copy.deepcopy(input)
     with torch.no_grad():
         loaded.copy_(other)
@@ -124,6 +126,7 @@ def module_load(input: torch.Tensor, other: torch.Tensor, assign: bool = False) 
 
 def _draw_like(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:
     """Compute ``torch.rand_like`` or a variant: every rank draws the global tensor and keeps its block. Collective."""
+    # If states differed, ranks would keep blocks of different global tensors, and replicas would diverge silently.
     check_same_generator_state(input, named.get("generator"))
     full = function(empty_like_global(input), *args, **named)
     return as_distributed(full, input.grid).redistribute(input.dist)
@@ -155,6 +158,7 @@ def bernoulli(input: DistTensor, *args: Any, **named: Any) -> DistTensor:
 
 def _draw_in_place(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:
     """Compute ``Tensor.uniform_`` or a variant. Collective."""
+    # Parameters of a distribution may be tensors, such as the probabilities of bernoulli_.
     plain = [a.gather() if isinstance(a, DistTensor) else a for a in args]
     input.local.copy_(_draw_like(function, input, *plain, **named).local)
     record_inplace_change(input)

@@ -52,6 +52,7 @@ def _call_each(function: Callable[..., Any], ternary: bool, *operands: Any, **op
     results = []
     for i in range(count):
         first, *rest = (_element(operand, i, count) for operand in operands)
+        # addcmul and addcdiv take their factor by name only, but their foreach versions also by position.
         extra = {"value": rest.pop()} if ternary and len(rest) == 3 else {}
         results.append(function(first, *(_operand_for(value, first) for value in rest), **extra, **options))
     return results
@@ -61,21 +62,17 @@ def _call_each_in_place(function: Callable[..., Any], ternary: bool, *operands: 
     _call_each(function, ternary, *operands, **options)
 
 
-def _register() -> None:
-    for name in _NAMES:
-        single, ternary = _SINGLE_NAMES.get(name, name), name.startswith("addc")
-        implements(getattr(torch, f"_foreach_{name}"), kind=OperatorKind.EFFECT, tensors=None)(
-            partial(_call_each, getattr(torch, single), ternary)
-        )
-        in_place = partial(_call_each_in_place, getattr(torch.Tensor, f"{single}_"), ternary)
-        implements(getattr(torch, f"_foreach_{name}_"), kind=OperatorKind.EFFECT, tensors=None)(in_place)
-    for name in ("copy_", "zero_"):
-        implements(getattr(torch, f"_foreach_{name}"), kind=OperatorKind.EFFECT, tensors=None)(
-            partial(_call_each_in_place, getattr(torch.Tensor, name), False)
-        )
-
-
-_register()
+for _name in _NAMES:
+    _single, _ternary = _SINGLE_NAMES.get(_name, _name), _name.startswith("addc")
+    implements(getattr(torch, f"_foreach_{_name}"), kind=OperatorKind.EFFECT, tensors=None)(
+        partial(_call_each, getattr(torch, _single), _ternary)
+    )
+    _in_place = partial(_call_each_in_place, getattr(torch.Tensor, f"{_single}_"), _ternary)
+    implements(getattr(torch, f"_foreach_{_name}_"), kind=OperatorKind.EFFECT, tensors=None)(_in_place)
+for _name in ("copy_", "zero_"):
+    implements(getattr(torch, f"_foreach_{_name}"), kind=OperatorKind.EFFECT, tensors=None)(
+        partial(_call_each_in_place, getattr(torch.Tensor, _name), False)
+    )
 
 
 @implements(torch._foreach_norm, kind=OperatorKind.EFFECT)
@@ -108,6 +105,7 @@ def unscale(self: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: to
     blocks = [tensor.local if isinstance(tensor, DistTensor) else tensor for tensor in self]
     torch._amp_foreach_non_finite_check_and_unscale_(blocks, found_inf, inv_scale)
     grid = next(tensor.grid for tensor in self if isinstance(tensor, DistTensor))
+    # All ranks must skip the step, or none: otherwise their parameters diverge.
     allreduce(grid.world, found_inf, "check for infinite gradients", MPI.MAX)
 
 
@@ -118,22 +116,24 @@ def _fused_update(function: Callable[..., Any], *lists: Any, **options: Any) -> 
     """
     parameters = lists[0]
 
+    def block_for(value: Any, like: torch.Tensor) -> Any:
+        if isinstance(like, DistTensor):
+            # Step counts have another shape than the parameter, and stay as they are.
+            is_full = isinstance(value, torch.Tensor) and value.shape == like.shape
+            return to_distribution(value, like.dist).local if is_full else value
+        return value.gather() if isinstance(value, DistTensor) else value
+
     def blocks(values: Any) -> Any:
+        # Lists of another length are not lists of one value for each parameter (empty: an option that is off).
         if not isinstance(values, (list, tuple)) or len(values) != len(parameters):
             return values
-        return [_block_for(value, like) for value, like in zip(values, parameters, strict=True)]
+        return [block_for(value, like) for value, like in zip(values, parameters, strict=True)]
 
     function(*map(blocks, lists), **{name: blocks(value) for name, value in options.items()})
+    # The function has changed blocks, without the operators that record changes for views of them.
     for parameter in parameters:
         if isinstance(parameter, DistTensor):
             record_inplace_change(parameter)
-
-
-def _block_for(value: Any, like: torch.Tensor) -> Any:
-    if isinstance(like, DistTensor):
-        is_full = isinstance(value, torch.Tensor) and value.shape == like.shape
-        return to_distribution(value, like.dist).local if is_full else value
-    return value.gather() if isinstance(value, DistTensor) else value
 
 
 for _name in ("sgd", "adam", "adamw", "adagrad"):

@@ -125,6 +125,7 @@ def gather(input: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: b
         grid = first_grid(input, index)
         x, chosen = (as_distributed(t, grid).replicated() for t in (input, index))
         return DistTensor(torch.gather(x.local, dim, chosen.local), chosen.dist, shape)
+    # Where the index is shorter than the input, a block of the index needs other rows than those of its rank.
     kept = [d != dim and m == n for d, (m, n) in enumerate(zip(input.shape, shape, strict=True))]
     operands = [t for t in (index, input) if isinstance(t, DistTensor)]
     dist = common_distribution([t.replicated([d for d, k in enumerate(kept) if not k]) for t in operands], shape)
@@ -151,6 +152,7 @@ def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None =
     if dim is None:
         return gather(input.reshape(-1), 0, indices.reshape(-1))
     dim %= input.dim()
+    # Unlike gather, the operands broadcast in all dimensions but `dim`, and negative indices count from the end.
     extents = torch.broadcast_shapes(*((*t.shape[:dim], 1, *t.shape[dim + 1 :]) for t in (input, indices)))
     x, index = (t.expand(*extents[:dim], t.shape[dim], *extents[dim + 1 :]) for t in (input, indices))
     return gather(x, dim, torch.where(index < 0, index + input.shape[dim], index))
@@ -183,6 +185,8 @@ def one_hot(input: DistTensor, num_classes: int = -1) -> DistTensor:
 
 def _encode_block(grid: ProcessGrid, num_classes: int, local: torch.Tensor) -> torch.Tensor:
     """Compute ``F.one_hot`` of a block with the number of classes of all ranks. Collective."""
+    # A rank without elements contributes values that change neither the number of classes nor the check. The minimum
+    # is sent negated, so that one all-reduce with MAX serves both.
     highest = local.max() if local.numel() else torch.tensor(-1, device=local.device)
     lowest = local.min() if local.numel() else torch.tensor(0, device=local.device)
     ends = allreduce(grid.world, torch.stack([highest, -lowest]), "range of classes", MPI.MAX)
@@ -215,6 +219,8 @@ def select_indexed(input: DistTensor, entries: Sequence[Any]) -> DistTensor:
     for dim in dims:
         check_index(as_distributed(full_entries[dim], input.grid), input.shape[dim], dim, allow_negative=True)
     x = input.replicated(dims)
+    # As in torch and NumPy, the dimensions of the indices stand where the indexed ones were if these are adjacent;
+    # otherwise they come first.
     is_contiguous = dims[-1] - dims[0] == len(dims) - 1
     count = max(full_entries[d].dim() for d in dims)
     left = [a for d, a in enumerate(x.dist.axes) if d not in dims]
@@ -270,6 +276,7 @@ def expand(input: DistTensor, *size: Any, implicit: bool = False, **named: Any) 
     """
     shape = result_shape(torch.Tensor.expand, input, sizes_from_arguments(size or (named["size"],)))
     new = len(shape) - input.dim()
+    # A dimension that grows has one element, which all ranks need.
     x = input.replicated([d for d, n in enumerate(input.shape) if n != shape[new + d]])
     dist = x.dist.with_axes((*(None,) * new, *x.dist.axes))
     return DistTensor(x.local.expand(dist.local_shape(shape)), dist, shape), x
@@ -329,6 +336,7 @@ def repeat(input: DistTensor, *repeats: Any, **named: Any) -> DistTensor:
     result_shape(torch.Tensor.repeat, input, counts)
     x = reshape(input, (1,) * (len(counts) - input.dim()) + tuple(input.shape))
     split = [d for d, n in enumerate(counts) if n != 1 and x.dist.split[d] is not None]
+    # Repeating each block would interleave the copies of the blocks.
     for dim in split:
         x = cat([x] * counts[dim], dim) if counts[dim] else slice_dim(x, dim, 0, 0)
     rest = [1 if d in split else n for d, n in enumerate(counts)]
@@ -354,6 +362,7 @@ def repeat_interleave(
     """
     x, dim = (reshape(input, -1), 0) if dim is None else (input, range(input.dim())[dim])
     if isinstance(repeats, int) or repeats.numel() == 1:
+        # Copies of an element stay next to it, so the block of the result is the repeated block.
         shape = (*x.shape[: dim + 1], int(repeats), *x.shape[dim + 1 :])
         return x.unsqueeze(dim + 1).expand(shape).flatten(dim, dim + 1)
     index = torch.repeat_interleave(torch.arange(x.shape[dim]), gather_index(repeats).cpu(), output_size=output_size)

@@ -25,6 +25,7 @@ from distconv.tensor import DistTensor
 
 def _parse_index(index: Any, count: int) -> list[Any]:
     """Return ``index`` with one entry for each of ``count`` dimensions, and its Nones."""
+    # 1. One entry for each dimension that is named. 2. The first ellipsis, or the end, stands for the rest.
     entries = [_parse_entry(e) for e in (index if isinstance(index, tuple) or _is_legacy_tuple(index) else (index,))]
     named = sum(_indexed_dims(e) for e in entries)
     at = next((i for i, e in enumerate(entries) if e is Ellipsis), len(entries))
@@ -52,6 +53,7 @@ def _parse_entry(entry: Any) -> Any:
     if isinstance(entry, (list, range, tuple)):
         return torch.tensor(entry, dtype=None if len(entry) else torch.int64)
     if isinstance(entry, torch.Tensor) and not entry.dim() and not _is_mask(entry):
+        # Collective if it is a DistTensor, whose value is then the same on all ranks.
         return int(entry)
     return entry
 
@@ -121,6 +123,7 @@ def _index_by_mask(input: torch.Tensor, entries: list[Any]) -> DistTensor:
             "indexing a DistTensor with a mask after other dimensions has no distributed rule: permute the mask's "
             "dimensions to the front"
         )
+    # A mask of one dimension stands for the indices of its True elements.
     chosen = (mask.gather() if isinstance(mask, DistTensor) else mask).nonzero()[:, 0]
     return select_indexed(as_distributed(input, first_grid(input, mask)), [ALL] * at + [chosen])
 
@@ -133,6 +136,8 @@ def _index_basic(input: DistTensor, entries: Sequence[Any]) -> DistTensor:
         part = x = input
         local = input.local[tuple(entries)]
     else:
+        # 1. Slices; an integer becomes a slice of one index. 2. Gather dimensions of integers, of which one rank has
+        # the element. 3. Remove the dimensions of integers, and add those of Nones.
         per_dim = [e for e in entries if e is not None]
         part = slice_dims(input, _as_slices(per_dim, input.shape))
         numbers = [d for d, e in enumerate(per_dim) if isinstance(e, int)]
@@ -194,6 +199,7 @@ def setitem(input: torch.Tensor, index: Any, value: Any) -> None:
         input.copy_(gathered)
         return
     part = slice_dims(input, _as_slices(per_dim, input.shape))
+    # Each rank writes to its block of the slice, which is a view of its block of `input`.
     if isinstance(value, torch.Tensor):
         # The value moves to the owners of the part, which is a view of the block.
         source = broadcast_block(_fit_value(value, entries, shape, input), part.dist, part.shape)
@@ -207,6 +213,7 @@ def setitem(input: torch.Tensor, index: Any, value: Any) -> None:
 
 def _fit_value(value: torch.Tensor, entries: Sequence[Any], shape: torch.Size, input: DistTensor) -> DistTensor:
     """Return ``value`` with a dimension of size one for each integer, and without the dimensions of Nones."""
+    # torch permits surplus leading dimensions of size one. The others give the error of expand below.
     surplus = max(0, value.dim() - len(shape))
     front = tuple(0 if n == 1 else ALL for n in value.shape[:surplus])
     values = getitem(as_distributed(value, input.grid), (*front, Ellipsis))

@@ -28,9 +28,11 @@ def _common_distribution(tensors: Sequence[torch.Tensor], dim: int | None = None
     Operands with balanced blocks take precedence.
     """
     distributed = [t for t in tensors if isinstance(t, DistTensor)]
-    # Balanced operands first: the result takes their blocks, which most operators need.
+    # Balanced operands first: the result takes their blocks, which most operators need. sorted is stable, so the first
+    # of them decides, as in other operators.
     ordered = sorted(distributed, key=lambda t: bool(t.dist.boundaries or t.dist.cyclic))
     dist = common_distribution(ordered, ordered[0].shape)
+    # common_distribution leaves `dim` out where operands differ in their size along it.
     if dim is not None and dist.split[dim] is None:
         axis = next((t.dist.split[dim] for t in ordered if t.dist.split[dim] not in dist.split), None)
         if axis is not None:
@@ -91,6 +93,7 @@ def _plan_cat(
     edges[axis] = balanced_edges(sum(extents), dist.grid.shape[axis])
     operand_dists = []
     for start, extent in zip(accumulate(extents[:-1], initial=0), extents, strict=True):
+        # The result's edges, shifted to the operand's first index and cut at its ends.
         taken = tuple(min(max(e - start, 0), extent) for e in edges[axis])
         operand_dists.append(distribution_from_edges(dist.grid, axes, edges | {axis: taken}, cyclic))
     return operand_dists, distribution_from_edges(dist.grid, axes, edges, cyclic)
@@ -129,17 +132,14 @@ def _cat_with_added_dims(
     """Concatenate tensors along ``dim`` after ``add_dims`` has added missing dimensions."""
     result_shape(function, tuple(tensors))
     parts = [add_dims(t) for t in tensors]
+    # torch.hstack concatenates vectors along their only dimension.
     return cat(parts, 0 if function is torch.hstack and parts[0].dim() == 1 else dim)
-
-
-def _as_column(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.dim() > 1 else tensor.reshape(-1, 1)
 
 
 for _function, _add_dims, _dim in (
     (torch.hstack, torch.atleast_1d, 1),
     (torch.vstack, torch.atleast_2d, 0),
     (torch.dstack, torch.atleast_3d, 2),
-    (torch.column_stack, _as_column, 1),
+    (torch.column_stack, lambda t: t if t.dim() > 1 else t.reshape(-1, 1), 1),
 ):
     implements(_function)(partial(_cat_with_added_dims, _function, _add_dims, _dim))

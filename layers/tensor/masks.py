@@ -48,6 +48,7 @@ def select_by_mask(input: torch.Tensor, mask: torch.Tensor) -> DistTensor:
         )
     like = input if isinstance(input, DistTensor) else mask
     assert isinstance(like, DistTensor)
+    # Blocks of the leading dimension are consecutive in the order of elements. Dimensions of size one do not count.
     leading = next((d for d, n in enumerate(mask.shape) if n > 1), 0)
     split = like.dist.split[:dims]
     axis = split[leading] or next((a for a in split if a is not None), None)
@@ -60,6 +61,7 @@ def select_by_mask(input: torch.Tensor, mask: torch.Tensor) -> DistTensor:
     local = values.local[chosen.local.bool()]
     edges = {a: b for a, b in dist.boundaries.items() if a in rest}
     counts = [len(local)]
+    # The numbers determine the edges, which every rank must know for the whole distribution.
     if axis is not None:
         with watchdog.waiting(lambda: "number of elements under a mask"):
             counts = like.grid.comm([axis]).allgather(len(local))

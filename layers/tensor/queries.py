@@ -122,6 +122,7 @@ def stride(input: DistTensor, dim: int | None = None) -> Any:
     -------
     int or tuple of int
     """
+    # None, the usual case, stands for contiguous.
     strides = input._strides or contiguous_strides(tuple(input.shape))
     return strides if dim is None else strides[dim]
 
@@ -190,6 +191,7 @@ def _block_property(function: Any, input: DistTensor) -> Any:
     return function(input.local)
 
 
+# Set by the operators that all ranks call, so no communication is needed.
 for _name in ("is_inference", "is_coalesced", "is_distributed", "is_pinned", "is_conj", "is_neg"):
     for _function in {getattr(h, _name) for h in (torch, torch.Tensor) if hasattr(h, _name)}:
         implements(_function, kind=OperatorKind.QUERY)(partial(_block_property, _function))

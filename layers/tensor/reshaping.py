@@ -123,6 +123,7 @@ def _plan_reshape(
     ``axes`` are the axes of ``dist``. They are a key of the cache, because equal distributions may differ in the names
     of axes with one rank.
     """
+    # Groups of dimensions are found by products of sizes, which zeros would make ambiguous.
     if not old.numel():
         return dist.replicate(), Distribution(dist.grid, (None,) * len(new))
     source: list[str | None] = [None] * len(old)
@@ -133,7 +134,8 @@ def _plan_reshape(
         if len(olds) == len(news) == 1:
             source[olds[0]] = target[news[0]] = axes[olds[0]]
             continue
-        # Only a split of the outermost dimension of a group stays one interval of the flattened elements.
+        # 1. A split of another than the slowest dimension may become block-cyclic. 2. A split of the slowest one stays,
+        # with edges that lie between indices of both shapes. 3. Otherwise the group is gathered.
         leading, first = _leading_dim(old, olds), _leading_dim(new, news)
         # A group of ones has one element, which no axis splits.
         if leading is None or first is None:
@@ -144,6 +146,7 @@ def _plan_reshape(
                 dim, at, name, size = block_cyclic
                 source[dim] = target[at] = name
                 cyclic_after.pop(name, None)
+                # With one period the blocks are ordinary ones.
                 if size * dist.grid.shape[name] != new[at]:
                     cyclic_after[name] = size
                 continue
@@ -177,6 +180,7 @@ def _block_cyclic_split(
         if axis is None or axis in dist.boundaries:
             continue
         parts, inner = dist.grid.shape[axis], math.prod(old[dim + 1 : olds.stop])
+        # Balanced blocks count as one period of a block-cyclic dimension.
         size = dist.cyclic.get(axis, old[dim] // parts)
         # Uneven blocks would give blocks of several sizes, which a block-cyclic axis cannot describe.
         if not size or old[dim] % (size * parts):
@@ -184,6 +188,7 @@ def _block_cyclic_split(
         block, period = size * inner, size * inner * parts
         for at in news:
             step = math.prod(new[at + 1 : news.stop])
+            # Indices of the new dimension must not cut a block, and must cover complete periods.
             if new[at] > 1 and not block % step and not (new[at] * step) % period:
                 return dim, at, axis, block // step
     return None
@@ -226,6 +231,7 @@ def _group_edges(edges: Edges, step: int, new_step: int) -> Edges | None:
     # The edges stay where they are: nothing moves.
     if all(e % new_step == 0 for e in flat):
         return flat
+    # An edge must lie between two indices of the old and of the new leading dimension.
     unit = math.lcm(step, new_step)
     parts = len(edges) - 1
     if flat[-1] // unit < parts:
@@ -323,7 +329,8 @@ def squeeze(input: DistTensor, dim: int | Sequence[int] | None = None) -> ViewRe
     """
     removed = _size_one_dims(input, dim)
     x = input.replicated(removed)
-    dist, shape = _layout_without(x, removed)
+    left = [d for d in range(x.dim()) if d not in removed]
+    dist, shape = x.dist.with_axes([x.dist.axes[d] for d in left]), torch.Size(x.shape[d] for d in left)
     return DistTensor(x.local.reshape(dist.local_shape(shape)), dist, shape), x
 
 
@@ -331,11 +338,6 @@ def _size_one_dims(input: DistTensor, dim: int | Sequence[int] | None) -> list[i
     result_shape(torch.squeeze, input, *(() if dim is None else (dim,)))
     chosen = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
     return sorted({d % max(1, input.dim()) for d in chosen} & {d for d, n in enumerate(input.shape) if n == 1})
-
-
-def _layout_without(x: DistTensor, removed: Sequence[int]) -> tuple[Distribution, torch.Size]:
-    left = [d for d in range(x.dim()) if d not in removed]
-    return x.dist.with_axes([x.dist.axes[d] for d in left]), torch.Size(x.shape[d] for d in left)
 
 
 @implements(torch.unsqueeze, torch.Tensor.unsqueeze, kind=OperatorKind.VIEW)
@@ -382,6 +384,7 @@ def squeeze_(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistT
         raise UnsupportedOperation(
             f"squeeze_: a dimension to remove is split ({input.dist}). Write x = x.squeeze(...)."
         )
+    # 1. The view, for the new layout. 2. The block itself, so that it stays the tensor that other views share.
     squeezed = input.squeeze(removed)
     input.local.squeeze_(removed)
     return _set_layout_like(input, squeezed)
@@ -453,9 +456,8 @@ def _permute_by(function: Callable[..., torch.Tensor], input: DistTensor, *args:
     """Call a function that only permutes dimensions; the order follows from its result for sizes 0, 1, 2, ..."""
     # Dimension d has size d, so the shape of torch's result is the order of the dimensions.
     extents = torch.empty(tuple(range(input.dim())), device="meta")
-    return permute_dims(
-        input, result_shape(function, extents, *(list(a) if _is_sequence(a) else a for a in args), **named)
-    )
+    options = (list(a) if isinstance(a, (list, tuple)) else a for a in args)
+    return permute_dims(input, result_shape(function, extents, *options, **named))
 
 
 def _permute_and_conjugate(function: Callable[..., torch.Tensor], input: DistTensor) -> torch.Tensor:
@@ -463,22 +465,18 @@ def _permute_and_conjugate(function: Callable[..., torch.Tensor], input: DistTen
     return _permute_by(function, input).conj()
 
 
-def _is_sequence(argument: Any) -> bool:
-    return isinstance(argument, (list, tuple))
-
-
-def _register_permutations() -> None:
-    names = "permute transpose movedim moveaxis swapaxes swapdims t".split()
-    functions = [getattr(h, n) for n in names for h in (torch, torch.Tensor) if hasattr(h, n)]
-    functions += [vars(torch._C.TensorBase)[n].__get__ for n in ("T", "mT")]
-    for function in functions:
-        implements(function, kind=OperatorKind.VIEW, order=StridePolicy.NEW)(partial(_permute_by, function))
-    conjugates = [torch.adjoint, torch.Tensor.adjoint, *(vars(torch._C.TensorBase)[n].__get__ for n in ("H", "mH"))]
-    for function in conjugates:
-        implements(function, kind=OperatorKind.VIEW, order=StridePolicy.NEW)(partial(_permute_and_conjugate, function))
-
-
-_register_permutations()
+_permutations = [
+    getattr(holder, name)
+    for name in ("permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims", "t")
+    for holder in (torch, torch.Tensor)
+    if hasattr(holder, name)
+]
+_permutations += [vars(torch._C.TensorBase)[name].__get__ for name in ("T", "mT")]
+for _function in _permutations:
+    implements(_function, kind=OperatorKind.VIEW, order=StridePolicy.NEW)(partial(_permute_by, _function))
+_adjoints = [torch.adjoint, torch.Tensor.adjoint, *(vars(torch._C.TensorBase)[n].__get__ for n in ("H", "mH"))]
+for _function in _adjoints:
+    implements(_function, kind=OperatorKind.VIEW, order=StridePolicy.NEW)(partial(_permute_and_conjugate, _function))
 
 
 def _permute_in_place(name: str, input: DistTensor, *args: Any, **named: Any) -> DistTensor:

@@ -52,6 +52,7 @@ def _scatter(
     result_shape(function, input, dim, index, values, **named)
     dim %= max(1, input.dim())
     operands = [t for t in (input, index, values) if isinstance(t, torch.Tensor)]
+    # torch permits an index that is shorter than the input. Its blocks then belong to other rows than the input's.
     extents = [[n for d, n in enumerate(t.shape) if d != dim] for t in operands]
     # With equal sizes in the other dimensions, indices refer to their own line, so other splits may stay.
     gathered_dims = [dim] if all(e == extents[0] for e in extents) else range(input.dim())
@@ -118,6 +119,7 @@ def _index_add(
     x = redistribute_balanced(source)
     positions = broadcast_block(index, x.dist.with_axes([x.dist.axes[dim]]), index.shape)
     _check_positions(positions, input.shape[dim], dim, x)
+    # Each rank fills a full range of positions along `dim`; `input` is added once, after the sum over ranks.
     fold = plan_fold(x, dim, keepdim=True)
     shape = torch.Size(input.shape[dim] if d == dim else n for d, n in enumerate(x.shape))
     blocks = x.local.new_zeros(fold.dist.local_shape(shape)).index_add(dim, positions, x.local, alpha=alpha)
@@ -145,6 +147,7 @@ def _index_put(
     dist = common_distribution(positions, shape)
     blocks = [broadcast_block(t, dist, shape) for t in positions]
     like = DistTensor(blocks[0], dist, shape)
+    # One check for each dimension, on all ranks: the number of dimensions is the same everywhere.
     for dim, (position, extent) in enumerate(zip(blocks, input.shape, strict=True)):
         _check_positions(torch.where(position < 0, position + extent, position), extent, dim, like)
     value = as_distributed(values, dist.grid).replicated().local.reshape(())

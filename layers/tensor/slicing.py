@@ -174,6 +174,7 @@ def unbind(input: DistTensor, dim: int = 0) -> tuple[DistTensor, ...]:
 
 def _record_unbound(result: DistTensor, input: DistTensor, dim: int, i: int) -> DistTensor:
     """Record ``result`` as a moved view of index ``i`` of ``dim``."""
+    # Without autograd a change is written back; while autograd records, record_multi_view replaces this by an error.
     retake = partial(select, input, dim, i)
     at = (ALL,) * dim + (i,)
     view = record_copied_view(result, input, retake, lambda r: input.__setitem__(at, r))
@@ -197,6 +198,7 @@ def _divide(function: Any, input: torch.Tensor, *args: Any, **named: Any) -> tup
         return chunks
     with torch._C.DisableTorchFunctionSubclass():
         parts = function(torch.empty(input.shape, device="meta"), *args, **named)
+    # A single chunk is the full tensor, in which no dimension is divided.
     dims = [d for d, n in enumerate(input.shape) if any(p.shape[d] != n for p in parts)]
     if not dims:
         takes = [partial(slice_dims, input, [ALL] * input.dim())] * len(parts)
@@ -240,6 +242,7 @@ def diff(
         return input.clone()
     if len(ends) > 1:
         x = cat(ends, dim)
+    # After as many steps as there are elements, no element is left.
     for _ in range(min(n, x.shape[dim])):
         later, earlier = x.narrow(dim, 1, x.shape[dim] - 1), x.narrow(dim, 0, x.shape[dim] - 1)
         x = later.logical_xor(earlier) if x.dtype == torch.bool else later - earlier
@@ -271,6 +274,7 @@ def flip(input: DistTensor, *args: Any, **named: Any) -> DistTensor:
         if x.dist.split[dim] is not None:
             edges = edges_of(x.dist, dim, x.shape[dim])
             flipped.append((dim, tuple(Interval(edges[-1] - b, edges[-1] - a) for a, b in pairwise(edges))))
+    # 1. Each rank receives the indices that lie opposite to its block. 2. It flips them.
     local = x.local
     if flipped:
         local = gather_region(local, transfer_plan(x.dist, Needs(x.dist, tuple(flipped)), tuple(x.shape)))
@@ -340,6 +344,7 @@ def _roll_dim(x: DistTensor, shift: int, dim: int) -> DistTensor:
     if x.dist.split[dim] is None or not extent:
         return DistTensor(x.local.roll(shift, dim), x.dist, x.shape)
     shift %= extent
+    # cat moves only the indices that change their owner.
     return cat([slice_dim(x, dim, extent - shift, extent), slice_dim(x, dim, 0, extent - shift)], dim)
 
 
@@ -372,6 +377,7 @@ def unfold(input: DistTensor, dimension: int, size: int, step: int) -> ViewResul
     edges, cyclic = boundaries_and_cyclic(x.dist, x.dist.axes)
     local = x.local
     if axis is not None:
+        # Windows may overlap or leave gaps: a rank gathers the inputs from its first window to its last one.
         edges[axis] = balanced_edges(shape[dim], x.grid.shape[axis])
         needed = tuple(
             Interval(a * step, (b - 1) * step + size if b > a else a * step) for a, b in pairwise(edges[axis])

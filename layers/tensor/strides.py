@@ -33,6 +33,7 @@ def _check_memory_order(
     name: str, input: DistTensor, size: Sequence[int], stride: Sequence[int], offset: int | None
 ) -> None:
     """Raise UnsupportedOperation if the memory order of ``input`` is not defined, or if the view leaves it."""
+    # The index of the last element that the view reaches. torch would read beyond the tensor in the storage.
     last = (offset or 0) + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if input._strides is not None or not (input.dist.split_axes or input.local.is_contiguous()):
         reason = "its elements are not in one order in memory"

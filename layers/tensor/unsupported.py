@@ -41,6 +41,7 @@ def _raise_unsupported(name: str, reason: str, *_: Any, **named: Any) -> NoRetur
 
 def _functions_named(name: str) -> set[Any]:
     """Return the functions of ``torch`` and of tensors that are called ``name``."""
+    # "name.__get__" stands for the getter of a property, which is what the dispatcher receives.
     attribute, _, getter = name.partition(".")
     holders = (torch.Tensor, torch)
     functions = {vars(torch.Tensor).get(attribute, vars(torch._C.TensorBase).get(attribute))} if getter else set()
@@ -112,6 +113,7 @@ def base(input: DistTensor) -> torch.Tensor | None:
     UnsupportedOperation
         For a tensor that shares memory with another one, either of which may be the view.
     """
+    # A view that was moved knows its source. As in torch, the base of a view of a view is the first source.
     if input._view is not None:
         source: DistTensor = input._view.source
         return source if source._view is None else base(source)

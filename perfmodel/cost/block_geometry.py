@@ -63,6 +63,7 @@ class AxisParts(Arrangement):
         -------
         AxisParts
         """
+        # A dict is not hashable. The order of axes is part of the key, because it determines which ranks share a node.
         return _build_parts(ranks, per_node, tuple(axes.items()))
 
     @cached_property
@@ -85,6 +86,7 @@ class AxisParts(Arrangement):
 
 @lru_cache(maxsize=4096)
 def _count_far_neighbours(parts: AxisParts, axis: str) -> int:
+    # Ranks are numbered node by node, so a neighbour along an axis is `stride` ranks away, on this node or another one.
     ranks, stride = np.arange(parts.ranks), parts.stride(axis)
     coordinates, node = parts.coordinate(axis, ranks), ranks // parts.per_node
     before = (coordinates > 0) & ((ranks - stride) // parts.per_node != node)
@@ -205,8 +207,10 @@ def _ghost_widths(
     window: KernelWindow, extent: int, out_extent: int, *, parts: int, dim: int, index: int
 ) -> tuple[int, int]:
     own, out = block_range(extent, parts, index), block_range(out_extent, parts, index)
+    # Empty blocks have no halo.
     if not out or not own:
         return (0, 0)
+    # Rows outside the input are padding, which nobody sends.
     start, stop = window.needed(dim, (out.start, out.stop))
     return max(0, own.start - max(start, 0)), max(0, min(stop, extent) - own.stop)
 
@@ -265,19 +269,22 @@ def redistribution(shape: tuple[int, ...], source: AxisParts, target: AxisParts)
         Elements and messages.
     """
     axes = axes_of(shape)
+    # Equal parts on equal ranks along the axes of this tensor: the grids may differ in other axes.
     if all(source.parts_along(a) == target.parts_along(a) and source.stride(a) == target.stride(a) for a in axes if a):
         return NO_REDISTRIBUTION
     ranks = _examined_ranks(source.ranks, source.per_node)
     new = _boxes(shape, target)
+    # 1. Elements of each rank's new block that each rank of its node owns (ranks, ranks of a node).
     shares = count_shared_elements(_blocks_on_node(shape, source), new[:, :, :, None])
     own = shares[np.arange(len(ranks)), ranks % source.per_node]
     missing = np.prod(new[:, 1] - new[:, 0], axis=0) - own
-    # Of equal blocks on a node one is enough, and a rank does not receive what it owns.
+    # 2. What comes from this node. Of equal blocks one is enough, and a rank does not receive what it owns.
     shares = np.where(_is_new_on_node(shape, source), shares, 0)
     near = np.minimum(shares.sum(axis=1), missing)
+    # 3. The rest comes from other nodes. 4. The slowest rank.
     far = missing - near
     worst = int(np.argmax(near + FAR * far))
-    # All source blocks that overlap the new block; those that are neither on the node nor the rank's own are far.
+    # 5. Messages: all source blocks that overlap the new block; those neither on the node nor the rank's own are far.
     senders = math.prod(
         _count_overlapping_blocks(extent, source.parts_along(axis), int(start), int(stop))
         for extent, axis, (start, stop) in zip(shape, axes, new[:, :, worst], strict=True)
@@ -322,17 +329,13 @@ def _edges(extent: int, parts: int) -> Indices:
     return np.array([*_starts(extent, parts), extent], dtype=np.int64)
 
 
-def _ranks_on_node(parts: AxisParts) -> Indices:
-    """Return the ranks on the node of each examined rank: (ranks, ranks of a node)."""
-    ranks = _examined_ranks(parts.ranks, parts.per_node)
-    mates = (ranks - ranks % parts.per_node)[:, None] + np.arange(min(parts.per_node, parts.ranks))
-    return np.asarray(np.minimum(mates, parts.ranks - 1), dtype=np.int64)
-
-
 @lru_cache(maxsize=1 << 12)
 def _blocks_on_node(shape: tuple[int, ...], parts: AxisParts) -> Indices:
     """Return start and stop of the blocks on each rank's node: (dimensions, 2, ranks, ranks of a node)."""
-    return _boxes_of(shape, parts, _ranks_on_node(parts))
+    ranks = _examined_ranks(parts.ranks, parts.per_node)
+    mates = (ranks - ranks % parts.per_node)[:, None] + np.arange(min(parts.per_node, parts.ranks))
+    # The last node may have fewer ranks: its missing ones repeat the last rank, and count as copies of its block.
+    return _boxes_of(shape, parts, np.asarray(np.minimum(mates, parts.ranks - 1), dtype=np.int64))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -347,5 +350,6 @@ def _is_new_on_node(shape: tuple[int, ...], parts: AxisParts) -> npt.NDArray[np.
 
 def _count_overlapping_blocks(extent: int, parts: int, start: int, stop: int) -> int:
     """Return how many of ``parts`` balanced blocks overlap an interval."""
+    # Blocks that start between `start` and `stop`, and the one that contains `start`.
     starts = _starts(extent, parts)
     return max(1, bisect_left(starts, stop) - bisect_right(starts, start) + 1)

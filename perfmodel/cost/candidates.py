@@ -64,17 +64,13 @@ def resolve(graph: LayerGraph, plan: Plan | Mapping[str, Candidate], ranks: int)
         parts = named.get(name, resolved.get(graph.layer_of(op.x)))
         if parts is None:
             raise PlanError(f"plan: {name!r}, where the input arrives, has no distribution; name it, or use '*'")
-        resolved[name] = _check_once(graph, op, parts, ranks)
+        # Each check is made once for a graph: plans are resolved many times, with few distributions of each layer.
+        key = ("checked", op.index, tuple(parts.items()), ranks)
+        if key not in graph.caches:
+            _check(op, parts, ranks)
+            graph.caches[key] = dict(parts)
+        resolved[name] = graph.caches[key]
     return resolved
-
-
-def _check_once(graph: LayerGraph, op: Operation, parts: Candidate, ranks: int) -> dict[str, int]:
-    key = ("checked", op.index, tuple(parts.items()), ranks)
-    if key not in graph.caches:
-        _check(op, parts, ranks)
-        graph.caches[key] = dict(parts)
-    checked: dict[str, int] = graph.caches[key]
-    return checked
 
 
 def _check(op: Operation, parts: Candidate, ranks: int) -> None:
@@ -133,18 +129,25 @@ def _layer_candidates(calls: tuple[Operation, ...], ranks: int) -> list[dict[str
     """Return the candidates of a layer that use all of ``ranks``, or as many as possible."""
     limits = tuple(_max_parts(calls).items())
     options: list[dict[str, int]] = []
-    # All ranks first. With few possibilities, plans that leave ranks as replicas are added.
+    # All ranks first. With few possibilities, plans that leave ranks as replicas are added. Channels must divide in
+    # each call of the layer.
     for used in reversed(divisors(ranks)):
-        options += [parts for parts in _factorizations(used, limits) if _is_possible(calls, parts)]
+        options += [
+            parts
+            for parts in _factorizations(used, limits)
+            if "c" not in parts or all(is_divisible(op, parts["c"]) for op in calls)
+        ]
         if len(options) >= MIN_CANDIDATES:
             break
     burdens = {_sort_key(parts): _heuristic_cost(calls, parts, ranks) for parts in options}
     options.sort(key=lambda parts: burdens[_sort_key(parts)])
+    # At least {} is left, for which all ranks hold replicas.
     least = burdens[_sort_key(options[0])]
     kept = [p for p in options if burdens[_sort_key(p)] <= MAX_IMBALANCE * least or len(options) <= MIN_CANDIDATES]
     # Pure parallelism stays whatever its cost, because reports compare plans with it.
     pure = [parts for parts in options if _is_pure(parts, ranks)]
     wanted = [*pure, *(parts for parts in kept if parts not in pure)][: max(MAX_CANDIDATES, len(pure))]
+    # In the order of their costs, so that the first candidate is a good start of a search.
     return [parts for parts in options if parts in wanted]
 
 
@@ -176,10 +179,6 @@ def _factorizations(product: int, limits: tuple[tuple[str, int], ...]) -> Iterat
                 yield {axis: parts, **rest} if parts > 1 else rest
 
 
-def _is_possible(calls: tuple[Operation, ...], parts: Candidate) -> bool:
-    return parts.get("c", 1) == 1 or all(is_divisible(op, parts["c"]) for op in calls)
-
-
 def _is_pure(parts: Candidate, ranks: int) -> bool:
     """Return True if ``parts`` are sample parallelism alone or spatial parallelism alone, over all ranks."""
     return math.prod(parts.values()) == ranks and (set(parts) <= {"n"} or set(parts) <= {"d", "h", "w"})
@@ -190,6 +189,7 @@ def _heuristic_cost(calls: tuple[Operation, ...], parts: Candidate, ranks: int) 
 
     Splitting samples has no surcharge, since it needs nothing but the gradient all-reduce (V-A).
     """
+    # No machine is given, so each rank counts as a node.
     grid = AxisParts.from_axes(parts, ranks, 1)
     flops = sum(work(local_call(op, grid), "forward").flops for op in calls)
     op = calls[0]

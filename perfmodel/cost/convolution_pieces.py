@@ -82,6 +82,7 @@ def convolution_ranges(op: Operation, parts: AxisParts, split: ChannelSplit | No
         block, result = block_range(extent, count, index), block_range(out_extent, count, index)
         start, stop = op.window.needed(dim, (result.start, result.stop))
         own.append((block.start, block.stop))
+        # Padding is not received. The owned block is needed in full, also where the stride skips its last rows.
         needed.append((min(max(start, 0), block.start), max(min(stop, extent), block.stop)))
         out.append((result.start, result.stop))
     pieces = ConvolutionRanges(tuple(own), tuple(needed), tuple(out))

@@ -249,6 +249,7 @@ class TableSums:
         -------
         array of float, shape (values, rows)
         """
+        # Only terms with this variable change, which are few of all terms.
         tried = np.repeat(choices[None], self.sizes[variable], axis=0)
         tried[:, variable] = np.arange(self.sizes[variable])
         terms = self._terms_of[variable]
@@ -257,6 +258,8 @@ class TableSums:
         return result
 
     def _terms(self, choices: Choices, terms: Choices) -> Array:
+        # All tables lie in one array, so that many terms are looked up by one indexing operation. A missing axis has
+        # stride 0, and adds nothing to the index.
         first, second = self._variables[:, terms]
         along, across = self._strides[:, terms]
         terms_of: Array = self._flat[self._starts[terms] + choices[..., first] * along + choices[..., second] * across]
@@ -292,6 +295,7 @@ class TableSums:
         -------
         TableSums
         """
+        # Block diagonal: each sum adds terms of its own kind, seconds or bytes.
         rows = np.zeros((len(self.rows) + len(other.rows), len(self.tables) + len(other.tables)))
         rows[: len(self.rows), : len(self.tables)] = self.rows
         rows[len(self.rows) :, len(self.tables) :] = other.rows
@@ -372,6 +376,8 @@ def unroll_sums(sizes: tuple[int, ...], steps: Sequence[CostTerm], rows: Array) 
     -------
     TableSums
     """
+    # 1. Leave out terms that add nothing; a RELEASE acts by the rows of its KEEP. 2. Leave out rows that another one
+    # covers. 3. Add up terms of the same variables in the same rows.
     alive = [index for index, step in enumerate(steps) if step.table.any() and step.kind is not CostKind.RELEASE]
     rows = drop_covered_rows(rows[:, alive])
     merged: dict[tuple[tuple[int, ...], bytes], Array] = {}
@@ -390,6 +396,7 @@ def unroll_sums(sizes: tuple[int, ...], steps: Sequence[CostTerm], rows: Array) 
 def drop_covered_rows(rows: Array) -> Array:
     """Return the rows without those whose terms are all in another row; of equal rows, the last stays."""
     # Terms are never negative, so a sum of some of another's terms is never the largest.
+    # inside[a, b]: no term of row a is missing in row b.
     inside = (rows @ (1 - rows).T) == 0
     equal = inside & inside.T
     redundant = (inside & ~equal).any(axis=1) | np.triu(equal, 1).any(axis=1)

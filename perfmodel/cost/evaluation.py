@@ -175,7 +175,7 @@ class StepModel:
 
     def _time_terms(self) -> Iterator[Term]:
         costs, graph = self.costs, self.graph
-        # An overlapped all-reduce occupies the network while later terms compute.
+        # Without overlap an all-reduce occupies the rank like computation.
         reduce = CostKind.ALLREDUCE if costs.overlap_allreduce else CostKind.COMPUTE
 
         def term(kind: CostKind, op: Operation, what: str) -> Term:
@@ -199,6 +199,7 @@ class StepModel:
             # Operations of one deciding layer share its grid.
             if layer == op.layer or (backward and not value.requires_grad):
                 continue
+            # x=value binds the value now: a closure would read the last one of the loop.
             if backward:
                 yield Term(CostKind.COMPUTE, (layer, op.layer), lambda u, v, x=value: self.costs.shuffle(x, v, u))
             else:
@@ -229,7 +230,8 @@ class StepModel:
         """Yield the memory steps; each RELEASE shares the table of its KEEP, by identity."""
         kept: dict[int, CostTerm] = {}
         for term in self.memory:
-            # A tensor is allocated and freed by terms with the same cost function: its table is computed once.
+            # A tensor is allocated and freed by terms with the same cost function. Both must have one table, because
+            # memory_rows finds the KEEP of a RELEASE by the identity of its table.
             shared = kept.get(id(term.cost))
             step = self._table(term, grids, index) if shared is None else shared
             kept[id(term.cost)] = step
@@ -269,6 +271,7 @@ class StepModel:
 
 def _merge_compute_terms(steps: Iterator[CostTerm]) -> Iterator[CostTerm]:
     """Yield the steps with all COMPUTE tables of the same layers between two all-reduces added up."""
+    # The order of computation between two all-reduces does not change the makespan, and fewer tables are faster.
     sums: dict[tuple[int, ...], Any] = {}
     for step in steps:
         if step.kind is CostKind.COMPUTE:
@@ -314,9 +317,11 @@ def evaluate(
         If an assumption is invalid.
     """
     strategy = resolve(graph, plan, ranks)
+    # The caller's assumptions have priority over the plan's.
     if isinstance(plan, Plan):
         assumptions = {"batch_norm": plan.batch_norm} | assumptions
     model = StepModel.cached(graph, machine, ranks, Settings(**assumptions))
+    # The layers' times are without overlap, so what they exceed the step by is hidden.
     time, memory = model.predict(strategy)
     layers = _predict_layers(model, strategy)
     spent = sum(layer.spent for layer in layers.values())

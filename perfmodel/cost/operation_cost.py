@@ -198,28 +198,26 @@ class OperationCosts:
         With overlap the strips at the boundary are kernels of their own and may take longer than what is hidden.
         distconv uses the faster of the two.
         """
-        # Small blocks are faster in one piece: splitting costs kernels, so the faster of both is taken, as the
-        # convolution does.
-        whole = exchange + self.compute(call, "forward")
+        in_turn = exchange + self.compute(call, "forward")
         if not self._is_overlapped(call):
-            return whole
+            return in_turn
         inside, sides = _interior(strips)
         pieces = max(self.compute(call, "forward", inside), exchange)
-        return min(whole, pieces + self.compute(call, "forward", 1 - inside, sides))
+        return min(in_turn, pieces + self.compute(call, "forward", 1 - inside, sides))
 
     def _backward(self, call: LocalCall, strips: list[list[float]], exchange: float) -> float:
         """Return the time of BPx, BPw and the exchange of dL/dx.
 
         The exchange overlaps with BPw, or also with BPx of the interior if that is faster.
         """
-        weight, whole = self.compute(call, "weight"), self.compute(call, "input")
+        weight, data = self.compute(call, "weight"), self.compute(call, "input")
         if not self._is_overlapped(call):
-            return whole + weight + exchange
+            return data + weight + exchange
         inside, sides = _interior(strips)
         edges = self.compute(call, "input", 1 - inside, sides)
         # The edges come first, since their gradients are what the neighbours wait for.
         pieces = edges + max(self.compute(call, "input", inside) + weight, exchange)
-        return min(whole + max(weight, exchange), pieces)
+        return min(data + max(weight, exchange), pieces)
 
     def _is_overlapped(self, call: LocalCall) -> bool:
         """Return True if the exchange overlaps: only convolutions compute before all of their input has arrived."""
@@ -292,7 +290,7 @@ class OperationCosts:
         if op.kind == "batch_norm":
             over = {"global": ("n", *SPATIAL), "spatial": SPATIAL, "local": ()}[self.settings.batch_norm]
             axes = [axis for axis in split if axis in over]
-            # Mean and variance of each channel in float32.
+            # Two numbers for each channel: sum and sum of squares, or the two sums of the gradient.
             once = self._allreduce(parts, axes, 2 * 4.0 * call.inputs[0][1])
             return once, once if op.y.requires_grad else 0.0
         if op.kind in ("group_norm", "instance_norm"):
@@ -324,6 +322,7 @@ class OperationCosts:
         # Weights, gradients and each slot of state are read; weights and state are written.
         passes = 3 + 2 * self.settings.optimizer_slots
         update = self.roofline(Work(bytes=passes * size / self.optimizer_ranks(call, parts)))
+        # Each rank updates its part of a replicated parameter, and receives the others.
         if self.settings.shard_optimizer:
             update += 0.0 if sharded else self.machine.allgather(parts.group(parts.shape), size)
         summed = sum(constant.trained for constant in op.constants) if axes else 0

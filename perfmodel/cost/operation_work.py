@@ -124,16 +124,16 @@ def local_call(op: Operation, parts: AxisParts) -> LocalCall:
     constants = tuple(constant.shape for constant in op.constants)
     split = channel_layout(op, parts.parts_along("c"))
     if split is None:
-        whole = _local_constants(op, constants, inputs)
         return LocalCall(
             operation=op,
             inputs=inputs,
-            constants=whole,
+            constants=_local_constants(op, constants, inputs),
             outputs=outputs,
             groups=op.groups,
             split=None,
             pieces=convolution_ranges(op, parts, None),
         )
+    # The largest numbers of channels and of filters, which may be those of different ranks.
     axis = _feature_dim(op)
     needed = max(split.input_channels(i).extent for i in range(split.parts))
     computed = max(split.output_filters(i).extent for i in range(split.parts))
@@ -173,8 +173,9 @@ def _local_constants(op: Operation, constants: tuple[Shape, ...], inputs: tuple[
     """Return the local shapes of constants: vectors with one entry per channel are split with the channels."""
     if op.decides or len(op.x.shape) < 2:
         return constants
-    whole, here = op.x.shape[1], inputs[0][1]
-    return tuple((here,) if shape == (whole,) else shape for shape in constants)
+    # By shape: the recorded function does not say which of its constants belong to channels.
+    channels, own = op.x.shape[1], inputs[0][1]
+    return tuple((own,) if shape == (channels,) else shape for shape in constants)
 
 
 def channel_layout(op: Operation, parts: int) -> ChannelSplit | None:
@@ -249,6 +250,7 @@ def register_cost(kind: str, cost: Cost) -> None:
     cost : callable
         ``cost(call)`` receives a :class:`LocalCall` and returns the forward and backward :class:`Work` of one rank.
     """
+    # Cached models have the registered costs in their key; this cache does not.
     _registered[kind] = cost
     work.cache_clear()
 
@@ -332,6 +334,7 @@ def _multiply(call: LocalCall, phase: str, macs: float) -> Work:
         return NO_WORK
     if phase == "weight" and not op.parameters:
         return NO_WORK
+    # Each phase reads two of input, output and weight, and writes the third.
     elements = sum(math.prod(s) for s in (call.inputs[0], call.outputs[0], *call.constants))
     result = math.prod({"forward": call.outputs[0], "input": call.inputs[0], "weight": call.constants[0]}[phase])
     if phase == "weight":
@@ -344,6 +347,7 @@ def _memory_bound(call: LocalCall, phase: str) -> Work:
     op = call.operation
     if phase == "weight" or (phase == "input" and not any(v.requires_grad for v in op.inputs) and not op.parameters):
         return NO_WORK
+    # Functions without an operator count as one pass.
     passes = max(1, _passes(op))
     read = passes * _bytes(call.inputs, op.inputs)
     written = _bytes(call.outputs, op.outputs)
@@ -352,6 +356,7 @@ def _memory_bound(call: LocalCall, phase: str) -> Work:
     if phase == "forward":
         return Work(bytes=read + written, elements=elements)
     # Backward reads dL/dy and what was saved, as often as forward read x, and writes dL/dx.
+    # Saved tensors have global shapes, of which this rank has the same fraction as of the output.
     scale = math.prod(call.outputs[0]) / max(1, op.y.elements)
     saved = sum(value.elements * value.itemsize for value in op.saved) * scale
     return Work(bytes=passes * (written + saved) + _bytes(call.inputs, op.inputs), elements=elements)

@@ -92,8 +92,9 @@ def process_memory(
     -------
     ProcessMemory
     """
-    found = [op for op in graph.operations if op.window is not None and op.kind.startswith("conv")]
-    calls = [(op, local_call(op, grids[op.layer])) for op in found]
+    convolutional = [op for op in graph.operations if op.window is not None and op.kind.startswith("conv")]
+    calls = [(op, local_call(op, grids[op.layer])) for op in convolutional]
+    # Buffers of one convolution are free before the next one runs, so the largest counts.
     convolutions = max((_workspace_bytes(op, call) for op, call in calls), default=0.0)
     # Columns are larger than other tensors, and saved tensors fill the memory between those of two layers.
     columns = sum(_workspace_bytes(op, call) for op, call in calls if not _uses_onednn(op, call.inputs[0]))

@@ -45,8 +45,13 @@ def memory_terms(graph: LayerGraph, costs: OperationCosts) -> Iterator[Term]:
     Term
         Bytes.
     """
+
+    def state_bytes(op: Operation, parts: AxisParts) -> float:
+        # Weights and optimizer state, and the gradients.
+        return lasting_bytes(op, costs, parts) + costs.parameter_bytes(op, local_call(op, parts))
+
     for op in graph.operations:
-        yield Term(CostKind.RESIDENT, (op.layer,), lambda parts, op=op: _state_bytes(op, costs, parts))
+        yield Term(CostKind.RESIDENT, (op.layer,), partial(state_bytes, op))
     workspace = costs.settings.workspace
     yield Term(CostKind.RESIDENT, (), lambda: workspace)
     if costs.settings.memory_model == "keep-all":
@@ -88,11 +93,6 @@ def lasting_bytes(op: Operation, costs: OperationCosts, parts: AxisParts) -> flo
     return costs.parameter_bytes(op, call) * (1 + costs.settings.optimizer_slots / costs.optimizer_ranks(call, parts))
 
 
-def _state_bytes(op: Operation, costs: OperationCosts, parts: AxisParts) -> float:
-    """Return the bytes of weights, optimizer state and gradients."""
-    return lasting_bytes(op, costs, parts) + costs.parameter_bytes(op, local_call(op, parts))
-
-
 def _received_bytes(op: Operation, parts: AxisParts) -> float:
     """Return the bytes of ghosts and channels that are received with the input."""
     extents = list(local_call(op, parts).inputs[0])
@@ -100,6 +100,7 @@ def _received_bytes(op: Operation, parts: AxisParts) -> float:
     if op.window is not None:
         for dim, axis in enumerate(axes_of(op.x.shape)):
             if dim >= 2 and parts.parts_along(axis) > 1:
+                # An upper bound of the halo: the full reach of the kernel.
                 reach = (op.window.kernel[dim - 2] - 1) * op.window.dilation[dim - 2]
                 extents[dim] = min(extents[dim] + reach, op.x.shape[dim])
     return float(max(0, math.prod(extents) - own) * op.x.itemsize)
@@ -121,6 +122,7 @@ def _copy(value: Value, copies: int) -> Callable[[AxisParts, AxisParts], float]:
 
 
 def _keep_all(graph: LayerGraph) -> Iterator[Term]:
+    # The network's input has no gradient. All other tensors count twice: values and gradients.
     x = graph.operations[0].x
     yield Term(CostKind.KEEP, (graph.input_layer,), lambda parts: block_bytes(x, parts))
     for op in graph.operations:
@@ -134,26 +136,25 @@ def _keep_all(graph: LayerGraph) -> Iterator[Term]:
 
 def _autograd(graph: LayerGraph) -> Iterator[Term]:
     kept = _SavedTensors(graph)
-    lasts = _last_uses(graph)
+    # The last operation that reads each result.
+    lasts = {(value.producer, value.storage): op.index for op in graph.operations for value in op.inputs}
     waiting: dict[int, list[Term]] = {}
     for op in graph.operations:
+        # A result that this operation reads last is part of its working set, and counts there.
         yield from waiting.pop(op.index, [])
         yield from kept.terms(op)
         yield Term(CostKind.TRANSIENT, (op.layer,), lambda parts, op=op: _working_bytes(op, parts))
         for layer, value in _redistributed_inputs(graph, op):
+            # Twice: the redistributed input, and in backward its gradient.
             yield Term(CostKind.TRANSIENT, (layer, op.layer), _copy(value, 2))
         for value in op.outputs:
             last = lasts.get((value.producer, value.storage), op.index)
             if last > op.index + 1 and not op.view and value.elements > 1:
                 # Its gradient (or the unsaved result itself) stays allocated until that last operation.
+                # KEEP and RELEASE are paired by the identity of `size`.
                 layers, size = (op.layer,), partial(block_bytes, value)
                 waiting.setdefault(last, []).append(Term(CostKind.RELEASE, layers, size))
                 yield Term(CostKind.KEEP, layers, size)
-
-
-def _last_uses(graph: LayerGraph) -> dict[tuple[int, int], int]:
-    """Return the last operation that reads each result, by its producer and storage."""
-    return {(value.producer, value.storage): op.index for op in graph.operations for value in op.inputs}
 
 
 def _working_bytes(op: Operation, parts: AxisParts) -> float:
@@ -188,6 +189,7 @@ class _SavedTensors:
             if (value.storage, op.layer) in self.counted:
                 continue
             self.counted.add((value.storage, op.layer))
+            # The maker's layer has saved it already: a second copy exists only if the grids differ.
             if maker != op.layer and (value.storage, maker) in self.counted:
                 yield Term(CostKind.KEEP, (maker, op.layer), _copy(value, 1))
             else:

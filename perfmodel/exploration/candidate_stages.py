@@ -82,6 +82,7 @@ def round_to_layers(positions: Sequence[float], size: int) -> list[int]:
     """
     cuts: list[int] = []
     for index, position in enumerate(positions):
+        # Room for one layer before this split point, and for one after it and after each later one.
         least, most = (cuts[-1] if cuts else 0) + 1, size - (len(positions) - index)
         cuts.append(min(most, max(least, round(position))))
     return cuts
@@ -153,6 +154,7 @@ class ExplorationContext:
     @cached_property
     def layer_sums(self) -> PrefixSums:
         """Sums over layers, with the bandwidth of the slowest link between neighbours."""
+        # Split points are chosen by one bandwidth. Times use the link of each boundary (_transfer_time).
         near = self.ranks <= self.machine.ranks_per_node
         link = self.machine.node if near else self.machine.network
         return PrefixSums(self.profile, self.devices, link.bandwidth_bytes_per_s, COSTS["bapipe"])
@@ -227,6 +229,7 @@ class PipelineCandidate:
         for kinds in self.pipelines:
             forward, backward, transfer = self.costs(positions, kinds)
             update = self.update_times(positions)
+            # Endless schedules update after each backward pass; others once, when the pipeline is empty.
             if SCHEDULES[self.closed_form].endless:
                 backward, update = [b + u for b, u in zip(backward, update, strict=True)], [0.0]
             microbatches = self.microbatches // self.replicas
@@ -237,6 +240,7 @@ class PipelineCandidate:
     def update_times(self, positions: Sequence[float]) -> list[float]:
         """Return the seconds of the optimizer and of the synchronization of replicas, for each stage."""
         terms, overheads = self.context.layer_sums, self.context.overheads
+        # For each layer, since `join_s` is that of the full network.
         join_s = overheads.join_s / self.size if self.replicas > 1 else 0.0
         return [
             overheads.update_s_per_byte * self._sum_between(terms.parameters, first, last) + join_s * (last - first)
@@ -286,6 +290,7 @@ class PipelineCandidate:
     def _transfer_time(self, index: int, position: float) -> float:
         """Return the seconds between stage ``index`` and the next, for the pipeline in which that is slowest."""
         machine = self.context.machine
+        # The first rank of the next stage in each replica: it begins a node if the message crosses nodes.
         ranks = [self.context.width * (replica * self.count + index + 1) for replica in range(self.replicas)]
         across = any(rank % machine.ranks_per_node == 0 for rank in ranks)
         terms = self.context.layer_sums
@@ -309,9 +314,11 @@ class PipelineCandidate:
         if self.replicas == 1:
             return 0.0
         machine, terms = self.context.machine, self.context.layer_sums
+        # Replicas of a stage are one pipeline apart, so a node has as many of them as it has full pipelines.
         per_node = machine.ranks_per_node // (self.count * self.context.width)
         group = RankGroup(self.replicas, max(1, min(self.replicas, per_node)))
-        earlier, longest = 0.0, 0.0  # seconds of the backward passes of earlier stages
+        # The last backward pass ends on stage 0. Stage i has finished its own before those of all earlier stages.
+        earlier, longest = 0.0, 0.0
         for index, (first, last) in enumerate(pairwise(self.edges(positions))):
             overlapped = backward[index] if machine.overlap.allreduce else 0.0
             allreduce = machine.allreduce(group, self._sum_between(terms.parameters, first, last))
@@ -324,6 +331,7 @@ class PipelineCandidate:
     @cached_property
     def weight_copies(self) -> list[int]:
         """Copies of the weights on each stage: weights, gradients, optimizer state, and stashed versions."""
+        # Weights and gradients once, and one more copy of the weights for each further mini-batch in flight.
         stashed = SCHEDULES[self.closed_form].stashed
         return [
             2 + self.context.optimizer_slots + (count_in_flight - 1 if stashed else 0)

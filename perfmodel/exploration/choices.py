@@ -154,6 +154,7 @@ class Exploration:
         str
             Several lines; times in seconds, memory in GB.
         """
+        # The table is sorted, so the first choice of each kind is its best one.
         fitting = [choice for choice in self.table if choice.fits]
         leaders: dict[str, Choice] = {}
         for choice in fitting:

@@ -39,6 +39,7 @@ def best_cuts(stages: PipelineCandidate, initial: Sequence[Sequence[float]] = ()
     -------
     list of int
     """
+    # Sorted below, so that the result does not depend on the order of a set.
     starts = {tuple(round_to_layers(positions, stages.size)) for positions in initial}
     starts |= {
         tuple(balanced) for weight in TRANSFER_WEIGHTS if (balanced := balanced_cuts(stages, weight)) is not None
@@ -85,6 +86,7 @@ def balanced_cuts(stages: PipelineCandidate, transfer_weight: float = 0.0) -> li
 
     def work(move: StageMove) -> Array:
         index = move.before[0]
+        # The slowest of the devices that hold replicas of this stage.
         kinds = stages.context.kinds[index :: stages.count]
         seconds = np.maximum.reduce([terms.sum_between(terms.seconds[kind], first, last) for kind in kinds])
         seconds = seconds + sent[:, None] + sent[None, :]
@@ -122,6 +124,7 @@ def _cuts(chosen: Sequence[StageRange] | None) -> list[int] | None:
 
 def _improve(stages: PipelineCandidate, cuts: list[int]) -> list[int]:
     best, value = cuts, excess_and_time(stages, cuts)
+    # Each step takes the best of all single moves. The value decreases strictly, so the loop ends.
     while True:
         edges = [0, *best, stages.size]
         moved = [

@@ -132,11 +132,13 @@ def explore(
     limit = machine.memory_bytes if memory is None else check_positive(memory, "explore: memory", "bytes")
     choices: list[Choice] = []
     context = None
+    # For each number of micro-batches and each width of a stage: 1. a profile; 2. the devices; 3. all schedules.
     for count in divisors(batch) if microbatches is None else sorted(set(microbatches)):
         size = batch // count
         fraction = 1.0 if callable(profile) else size / profile_samples
         profiled = profile(size) if callable(profile) else scale_profile(profile, fraction)
         for width in _stage_widths(profiled, devices) if joint else [1]:
+            # Measured times of the full network on one rank are better than a prediction from its operations.
             if width == 1 and measured and size in measured:
                 layers, plan, estimated = measured[size], None, False
             else:
@@ -148,6 +150,7 @@ def explore(
                 layers, machine, kinds, optimizer_slots, width, plan, overheads or Overheads(), estimated
             )
             choices += _choices(context, schedules, count, joint, share_layers)
+    # At least one number of micro-batches was considered, and the message of an error needs its context.
     assert context is not None
     return _rank_choices(choices, context, batch)
 
@@ -168,6 +171,7 @@ def _profile_on_ranks(
     """
     if isinstance(profiled, Profile):
         return profiled, None, False
+    # A stage of few ranks shares its node with the other stages, which slow it down.
     machine = machine.at_work(sum(device.count for device in as_devices(devices, 0)))
     plan = select(profiled, machine, width).plan if width > 1 else None
     estimated = is_estimated(profiled, machine, plan, width)
@@ -185,7 +189,8 @@ def _rank_choices(choices: Sequence[Choice], context: ExplorationContext, batch:
             f"explore: {question}: no number of micro-batches is possible with these schedules. Data parallelism needs "
             f"a multiple of {total}, a pipeline at least {total} layers (there are {len(context.profile.layers)})"
         )
-    table = tuple(sorted(choices, key=_sort_key))
+    # Choices that fit come first, and of these the measured ones: a roofline often underestimates a measured time.
+    table = tuple(sorted(choices, key=lambda each: (not each.fits, each.estimated, each.time, max(each.memory))))
     limit = min(device.memory for device in context.devices if device.memory is not None)
     if not table[0].fits:
         least = min(table, key=lambda choice: max(choice.memory))
@@ -196,16 +201,12 @@ def _rank_choices(choices: Sequence[Choice], context: ExplorationContext, batch:
     return Exploration(table[0], table, limit, question)
 
 
-def _sort_key(choice: Choice) -> tuple[bool, bool, float, float]:
-    """Return the sort key of a choice: those that fit first, of these the measured ones first."""
-    return not choice.fits, choice.estimated, choice.time, max(choice.memory)
-
-
 def _choices(
     context: ExplorationContext, schedules: Sequence[str], microbatches: int, joint: bool, share_layers: bool
 ) -> Iterator[Choice]:
     total = sum(device.count for device in context.devices)
     for schedule in schedules if total > 1 else [PARALLEL]:
+        # Numbers of replicas. Each of them gets the same number of micro-batches.
         if schedule == PARALLEL:
             numbers = [total] if microbatches % total == 0 else []
         elif SCHEDULES[schedule].endless:  # a mini-batch is one pass
@@ -249,6 +250,8 @@ def make_choice(stages: PipelineCandidate, positions: Sequence[float]) -> Choice
         With its time and memory.
     """
     context, memory = stages.context, stages.memory(positions)
+    # On the devices of the first replica.
+    forward, backward, transfer = stages.costs(positions, context.kinds[: stages.count])
     return Choice(
         stages.schedule,
         stages.partition(positions),
@@ -257,16 +260,11 @@ def make_choice(stages: PipelineCandidate, positions: Sequence[float]) -> Choice
         stages.time(positions),
         memory,
         all(needed <= limit for needed, limit in zip(memory, stages.memory_limits, strict=True)),
-        _costs(stages, positions),
+        StageCosts(tuple(forward), tuple(backward), tuple(transfer), tuple(stages.update_times(positions))),
         context.width,
         context.plan,
         context.estimated,
     )
-
-
-def _costs(stages: PipelineCandidate, positions: Sequence[float]) -> StageCosts:
-    forward, backward, transfer = stages.costs(positions, stages.context.kinds[: stages.count])
-    return StageCosts(tuple(forward), tuple(backward), tuple(transfer), tuple(stages.update_times(positions)))
 
 
 def _balanced_positions(stages: PipelineCandidate) -> Sequence[float]:

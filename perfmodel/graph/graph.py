@@ -111,6 +111,7 @@ class KernelWindow(Geometry):
         if not self.transposed:
             return super().needed(dim, out)
         # Output o depends on the inputs i with o = i * stride - padding + k * dilation.
+        # The smallest i with i * stride >= first, and the largest with i * stride <= last.
         first = out[0] + self.padding[dim] - self.reach(dim) + 1
         last = out[1] - 1 + self.padding[dim]
         return -(-first // self.stride[dim]), last // self.stride[dim] + 1

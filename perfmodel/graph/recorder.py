@@ -42,6 +42,7 @@ def module_calls(
     for name, module in model.named_modules():
         if among(name, module):
             hooks.append(
+                # name=name binds the name now: a closure would read the last one of the loop.
                 module.register_forward_pre_hook(
                     lambda module, args, kwargs, name=name: before(name, module, (args, kwargs)), with_kwargs=True
                 )

@@ -56,6 +56,7 @@ def trace(
         convolution or linear layer.
     """
     shapes = _shapes(input_shape)
+    # Meta tensors in place of parameters and buffers: an update of a running statistic must not reach the model's own.
     state = _parameters(model)
     state |= {name: _to_meta(b, False) for name, b in model.named_buffers()}
     floating = next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32)
@@ -64,6 +65,7 @@ def trace(
     modes = {module: module.training for module in model.modules()}
     model.train()
     try:
+        # New tensors of forward() are created on the device meta, too.
         with recorder.record_modules(model), torch.enable_grad(), torch.device("meta"):
             result = torch.func.functional_call(model, state, tuple(inputs))
             if loss is not None:
@@ -84,6 +86,7 @@ def trace(
 
 
 def _shapes(given: Sequence[int] | Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    # One shape, or a sequence of shapes; a mixture is an error.
     one = [extent for extent in given if isinstance(extent, int)]
     shapes = (tuple(one),) if one else tuple(tuple(shape) for shape in given if not isinstance(shape, int))
     if (
@@ -129,6 +132,7 @@ class _CallRecorder(FunctionRecorder):
         kwargs = kwargs or {}
         given = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
         inputs = tuple(self.values[id(t)] for t in given if id(t) in self.values)
+        # Without such an input the result is a constant, whose cost does not depend on the distribution.
         if not inputs:
             return func(*args, **kwargs)
         body = None if has_operator(func) else python_body(func)
@@ -136,11 +140,18 @@ class _CallRecorder(FunctionRecorder):
             with self:  # records the functions that it calls instead
                 return body(*args, **kwargs)
         saved: list[torch.Tensor] = []
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            saved.append(tensor)
+            return tensor
+
+        # Before the call, which may change an argument in place.
         described = tree_map_only(torch.Tensor, self._describe, (args, kwargs))
-        with torch.autograd.graph.saved_tensors_hooks(_record_saved_tensors(saved), lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
             result = func(*args, **kwargs)
         outputs = [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor)]
         name = getattr(func, "__name__", "")
+        # It returns None, but changes its first argument.
         if name == "__setitem__":
             outputs = [args[0]]
         if outputs:  # the name of a property such as .data or .T is always __get__
@@ -188,10 +199,12 @@ class _CallRecorder(FunctionRecorder):
         saved: list[torch.Tensor],
     ) -> None:
         index = len(self.operations)
+        # An id or a storage is a key as long as its tensor is alive: after that, a new tensor may have the same one.
         self.kept += [*tensors, *saved]
         before = {value.storage for value in inputs}
         objects = {id(t) for t in given}
         outputs = tuple(self._value(tensor, index) for tensor in tensors)
+        # A tensor that is changed in place is from now on the result of this operation.
         for tensor, value in zip(tensors, outputs, strict=True):
             self.values[id(tensor)] = value
         in_place = any(id(t) in objects for t in tensors) and kind not in _SAME
@@ -224,24 +237,18 @@ class _CallRecorder(FunctionRecorder):
     def _decision(self, kind: str, described: tuple[Any, Any]) -> tuple[str, KernelWindow | None, int]:
         """Return the name of the deciding layer that this call is (or empty), its window and its groups."""
         window, groups = _window(kind, *described)
+        # A plannable layer, such as nn.Conv2d, decides by its convolution, and not by a padding that it calls first.
         inner = self.running[-1] if self.running else ("", None)
         deciding = inner[1] is not None and is_plannable_layer(inner[1]) and kind in _DECIDING
         return (inner[0] if deciding else ""), window, groups
 
     def _name(self, kind: str, layer: str) -> str:
+        # The name of a module without children says which function it calls; others call several.
         place, module = self.running[-1] if self.running else ("", None)
         leaf = module is not None and not any(True for _ in module.children())
         name = layer or (place if leaf and place else f"{place}.{kind}" if place else kind)
         used = self.names[name] = self.names.get(name, 0) + 1
         return name if used == 1 else f"{name}#{used}"
-
-
-def _record_saved_tensors(saved: list[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        saved.append(tensor)
-        return tensor
-
-    return pack
 
 
 _CONVOLUTIONS = {f"conv{d}d": d for d in (1, 2, 3)} | {f"conv_transpose{d}d": d for d in (1, 2, 3)}
@@ -308,6 +315,7 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 def _graph(model: torch.nn.Module, shapes: tuple[tuple[int, ...], ...], recorder: _CallRecorder) -> LayerGraph:
     """Return the recorded operations, each with the deciding layer whose distribution it has."""
+    # The recording is in the order of the calls, so the layer of a producer is known before its readers.
     ran = set(recorder.deciding)
     first = next(name for name, _ in model.named_modules() if name in ran)
     operations: list[Operation] = []

@@ -281,6 +281,7 @@ def allreduce(levels: Levels, n: float) -> float:
     flat = flat_allreduce(levels.flat, n)
     if not levels.nested:
         return flat
+    # Each rank of a node reduces its part between nodes, all parts at the same time.
     between = flat_allreduce(levels.across, n / levels.node.ranks)
     return min(flat, flat_reduce_scatter(levels.node, n) + between + flat_allgather(levels.node, n))
 

@@ -66,6 +66,7 @@ def distributed_gemm(machine: Machine, group: RankGroup, blocks: int, x_bytes: f
     levels, parts = machine.levels(group), group.ranks
     roofline = machine.computing(levels.node.ranks).roofline
     # In two-dimensional splits some rank owns none of the x that it needs, while all own a block of the y they compute.
+    # One block: all others send. p blocks: none. Otherwise the ranks that own the block of x.
     x_peers = {1: parts - 1, parts: 0}.get(blocks, parts // blocks)
     y_peers = blocks - 1
 

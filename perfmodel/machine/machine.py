@@ -126,6 +126,7 @@ class Roofline:
         >>> Roofline(flops_per_s=10.0, bytes_per_s=1.0, kernel_s=0.5, small=160.0).time(100.0, 4.0, 10.0)
         80.5
         """
+        # At least one element: an empty result would divide by zero.
         filled = min(1.0, max(elements, 1.0) / self.small) if self.small else 1.0
         seconds: float = max(flops / self.flops_per_s, nbytes / self.bytes_per_s) / filled**self.unfilled
         return self.kernel_s + seconds
@@ -345,6 +346,7 @@ class Machine:
         Levels
             Ranks per link, and the time to add bytes.
         """
+        # Ranks of a node that add at the same time share its memory bandwidth.
         near = min(group.ranks, group.per_node)
         gamma = SUM_PASSES / self.computing(near).roofline.bytes_per_s
         link = self.node if group.nodes == 1 else self.network
@@ -378,6 +380,7 @@ class Machine:
             path = _BUILT_IN / f"{name_or_path}.yaml"
         else:
             path = Path(name_or_path)
+            # A bare word is a misspelled name rather than a path.
             if len(path.parts) == 1 and not path.suffix and not os.path.exists(path):
                 raise MachineError(
                     f"machine {describe_value(str(path))}: no built-in machine has this name "
@@ -399,6 +402,7 @@ class Machine:
             If a quantity is not positive and finite, where one is required.
         """
         content = msgspec.to_builtins(_to_file(self), enc_hook=Quantity.encode)
+        # In C, if PyYAML was built with it: tables have thousands of keys. A large width keeps each key on one line.
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
         write_file(path, yaml.dump(content, Dumper=dumper, sort_keys=False, allow_unicode=True, width=1 << 20))
 
@@ -416,6 +420,7 @@ def built_in() -> list[str]:
 
 # -- files ------------------------------------------------------------------------------------------------------------
 
+# Keys have no units, since their values carry them. Only the table has plain numbers, of seconds.
 _KEYS = {
     **{f"{name}_s": name for name in ("latency", "step", "kernel", "exchange", "gradient")},
     **{f"{name}_bytes": name for name in ("memory", "on_chip")},
@@ -499,6 +504,7 @@ def _from_file(file: _MachineFile) -> Machine:
 
 
 def _to_file(machine: Machine) -> _MachineFile:
+    # By the keys of a file. `links` is read from the machine itself, which has the attributes `node` and `network`.
     names = {field.name: field.encode_name for field in fields(_MachineFile)}
     content = {key: machine if name == "links" else getattr(machine, name) for name, key in names.items()}
     content["compute"] = [

@@ -77,6 +77,7 @@ def profile_network(comm: MPI.Intracomm, device: torch.device | str = "cpu") -> 
         Fitted links, identical on all ranks.
     """
     nodes = node_indices(comm)
+    # Two splits, on all ranks in this order: the ranks of a node, and the ranks of equal position on all nodes.
     inside = MPI.Intracomm(comm.Split(nodes[comm.rank], comm.rank))
     across = MPI.Intracomm(comm.Split(inside.rank, comm.rank))
     try:
@@ -102,6 +103,7 @@ def node_indices(comm: MPI.Intracomm) -> list[int]:
     list of int
         One entry per rank, identical on all ranks.
     """
+    # The lowest rank of a node has rank 0 in its communicator, because ranks are ordered by `comm.rank`.
     shared = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
     first = shared.bcast(comm.rank)
     shared.Free()
@@ -202,6 +204,8 @@ def _profile(
 
     ``partners`` are ranks of ``comm``.
     """
+    # `partners` has the pairs of all ranks, so all of them return here or none. A rank without a partner takes part in
+    # the barriers and all-reduces below.
     if not partners:
         return None
     partner = partners.get(comm.rank)
@@ -217,6 +221,7 @@ def _profile(
         def reduce(tensor: torch.Tensor = sent) -> None:
             allreduce(reducing, tensor, "measured allreduce")
 
+        # All ranks measure the sizes in this order, also those without a partner.
         exchanges.append(_seconds(comm, exchange))
         allreduces.append(_seconds(comm, reduce))
     return LinkProfile(fit_link(SIZES, exchanges), fit_link(SIZES, allreduces))
@@ -228,6 +233,7 @@ def _seconds(comm: MPI.Intracomm, action: Callable[[], None]) -> float:
     It is the mean of ten runs, the median of the repetitions, and the maximum over ranks. The number of calls depends
     on nothing that is measured. Otherwise ranks would wait for each other forever.
     """
+    # The first repetition is the warm-up.
     means = []
     for _ in range(1 + _REPETITIONS):
         comm.Barrier()

@@ -53,6 +53,7 @@ class Quantity(float):
         match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
         # A float has a smaller range than a Decimal, so the Decimal below is finite, too.
         if match and match[2] in cls.units and 0.0 < float(match[1]) < math.inf:
+            # Decimals, because in floats 1.5 times 1e-6 is not the float nearest to 1.5e-6 in general.
             amount = float(Decimal(match[1]) * Decimal(cls.units[match[2]]))
             if 0.0 < amount < math.inf:
                 return cls(amount)
@@ -73,6 +74,7 @@ class Quantity(float):
         """
         if not 0.0 < self < math.inf:
             raise MachineError(f"machine: {self} cannot be written: it must be positive and finite")
+        # repr is the shortest decimal that is read as the same float. Binary prefixes are for reading only.
         exact = Decimal(repr(float(self)))
         sizes = {unit: Decimal(size) for unit, size in self.units.items() if not unit.startswith(("Ki", "Mi", "Gi"))}
         reached = [unit for unit, size in sizes.items() if size <= exact] or [min(sizes, key=lambda unit: sizes[unit])]

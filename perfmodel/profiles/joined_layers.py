@@ -54,6 +54,7 @@ def join_layers(profile: Profile, cuts: Iterable[str]) -> Profile:
     [('a', 3.0), ('b', 9.0)]
     """
     names = [layer.name for layer in profile.layers]
+    # The first layer of a module begins its block: "b.0" for "b"; "b#2" is the second call of "b".
     starts = {0: names[0]}
     for cut in cuts:
         inside = (i for i, name in enumerate(names) if name == cut or name.startswith((f"{cut}.", f"{cut}#")))
@@ -61,11 +62,13 @@ def join_layers(profile: Profile, cuts: Iterable[str]) -> Profile:
         if first:
             starts[first] = cut
     edges = [*sorted(starts), len(names)]
+    blocks = []
+    for first, end in pairwise(edges):
+        figures = [
+            (layer.forward_s, layer.backward_s, layer.activation_bytes, layer.parameter_bytes)
+            for layer in profile.layers[first:end]
+        ]
+        blocks.append(Layer(starts[first], *map(sum, zip(*figures, strict=True))))
+    # Of the original profile: the summed outputs of a block are more than what leaves it.
     crossing = profile.crossing_bytes
-    blocks = [_block(starts[first], profile.layers[first:end]) for first, end in pairwise(edges)]
     return JoinedProfile(blocks, None, tuple(crossing[edge] for edge in edges))
-
-
-def _block(name: str, layers: Iterable[Layer]) -> Layer:
-    figures = [(each.forward_s, each.backward_s, each.activation_bytes, each.parameter_bytes) for each in layers]
-    return Layer(name, *map(sum, zip(*figures, strict=True)))

@@ -142,6 +142,7 @@ class Profile:
             raise ProfileError("profile: found no layer, expected at least one")
         edges = list(itertools.pairwise(names)) if self.edges is None else [(a, b) for a, b in self.edges]
         _check_once(names, "layer")
+        # Finite numbers may have an infinite sum, which would make all partitions equal.
         for key in ("time_s", *_KEYS[3:]):
             if not math.isfinite(sum(getattr(layer, key) for layer in self.layers)):
                 raise ProfileError(f"profile: {key}: the sum over {len(names)} layers is too large for a number")
@@ -162,6 +163,8 @@ class Profile:
         that no layer reads also cross: the network returns them, and the loss is computed with the last layer.
         """
         position = {layer.name: index for index, layer in enumerate(self.layers)}
+        # 1. The last reader of each layer; the loss for those that no layer reads. 2. From the split after a layer to
+        # that before its last reader its output crosses: add at the first, subtract after the last, and sum up.
         last = dict.fromkeys(position, len(self.layers) - 1)
         for name in {producer for producer, _ in self.edges or ()}:
             last[name] = 0
@@ -229,6 +232,7 @@ def _order(position: Mapping[str, int], edges: Sequence[tuple[str, str]]) -> lis
         names = list(position)
         loop = " -> ".join(repr(names[index]) for index in error.args[1][:-1][:8])
         raise ProfileError(f"profile: the edges form a cycle: {loop} -> ...; no layer can read itself") from error
+    # A heap of the layers whose inputs are placed: the one that comes first in the given order is next.
     ready: list[int] = []
     order: list[int] = []
     while graph.is_active():
@@ -306,11 +310,13 @@ def _from_pipedream(text: str) -> Profile:
             continue
         try:
             if line.startswith("\t"):
-                edges.append(_edge(line))
+                edge = _match(_EDGE, line, "'NAME -- NAME' after the tab")
+                edges.append((edge[1], edge[2]))
             elif (match := _match(_NODE, line, _NODE_SHAPE))[2].startswith("Input"):
                 inputs.add(match[1])
             else:
-                layers.append(_layer(match))
+                forward_ms, backward_ms, activation, parameters = (_number(match[i]) for i in range(3, 7))
+                layers.append(Layer(match[1], forward_ms / 1e3, backward_ms / 1e3, activation, parameters))
         except ProfileError as error:
             raise ProfileError(f"profile, line {line_number}{str(error).removeprefix('profile')}") from error
     _check_one_part([*inputs, *(layer.name for layer in layers)], edges)
@@ -336,16 +342,6 @@ def _trailing_number(name: str) -> tuple[int, str]:
     """Return a sort key: the number at the end of a name, which may have any number of digits."""
     digits = name[len(name.rstrip(string.digits)) :].lstrip("0")
     return len(digits), digits
-
-
-def _layer(match: re.Match[str]) -> Layer:
-    forward_ms, backward_ms, activation, parameters = (_number(match[i]) for i in range(3, 7))
-    return Layer(match[1], forward_ms / 1e3, backward_ms / 1e3, activation, parameters)
-
-
-def _edge(line: str) -> tuple[str, str]:
-    match = _match(_EDGE, line, "'NAME -- NAME' after the tab")
-    return match[1], match[2]
 
 
 def _match(pattern: re.Pattern[str], line: str, expected: str) -> re.Match[str]:

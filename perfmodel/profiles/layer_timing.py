@@ -120,12 +120,14 @@ def _time_steps(model: torch.nn.Module, inputs: Sequence[Any], warm_up: int, ite
         outputs = model(*_fresh_inputs(inputs))
     graph.mark_returned(outputs)
     errors = [torch.rand_like(tensor) for tensor in _trainable_outputs(model, outputs)]
+    # Otherwise the first graph would occupy memory during all measured steps.
     del outputs
     clock = _DeviceClock(inputs[0].device)
     for _ in range(warm_up):
         _step(model, _fresh_inputs(inputs), errors)
     plain, layered = [], []
     for _ in range(iterations):
+        # Without and with hooks in turn, so that a change of the machine's speed affects both. Copies are not timed.
         given = _fresh_inputs(inputs)
         start = clock.now()
         _step(model, given, errors)
@@ -160,6 +162,7 @@ def _trainable_outputs(model: torch.nn.Module, outputs: object) -> list[torch.Te
 
 def _tensors(values: object) -> list[torch.Tensor]:
     """Return all tensors of a tree; for sparse tensors the features."""
+    # A sparse tensor is a leaf here, since its coordinates are not results of layers.
     leaves = (value.features if _is_sparse(value) else value for value in _values(values))
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
@@ -226,6 +229,7 @@ class _ProfileRecorder(FunctionRecorder):
         return [tensor for tensor in _tensors(values) if tensor.is_floating_point() or not self.sparse]
 
     def _read(self, given: Sequence[torch.Tensor]) -> None:
+        # A shared parameter counts at the first layer that uses it.
         used = {parameter for parameters in self.held.values() for parameter in parameters}
         for tensor in given:
             if id(tensor) in self.parameters and id(tensor) not in used:
@@ -244,6 +248,7 @@ class _ProfileRecorder(FunctionRecorder):
         for tensor in _tensors(outputs):
             if id(tensor) in self.made:
                 self._mark_used(self.made[id(tensor)], tensor)
+        # No id is looked up after this, so the activations may be freed.
         self.kept.clear()
 
     def profile(self, model: str, seconds: Sequence[float]) -> Profile:
@@ -292,6 +297,7 @@ class _DeviceClock:
     def seconds(self, intervals: Sequence[tuple[int, Any, Any]], size: int) -> list[float]:
         """Return the sum of the intervals of each index."""
         totals = [0.0] * size
+        # Once for all intervals: elapsed_time requires that both events have occurred.
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         for index, start, stop in intervals:
@@ -358,6 +364,7 @@ def _time_layers_of_step(
             f"{type(model).__name__} called {layers} layers in an earlier step and {len(names)} in this one"
         )
     own(outputs)
+    # Backward begins with the last layer. Hooks of nodes switch to the layers before it.
     intervals.start_interval(2 * layers - 1)
     torch.autograd.backward(_trainable_outputs(model, outputs), errors)
     intervals.stop_interval()

@@ -117,6 +117,7 @@ def measure(
     """
     found: dict[str, float] = {}
     grid = ProcessGrid(comm, n=comm.size)
+    # Rounds are the outer loop, so that a disturbance of some seconds does not affect all repetitions of a call.
     for _ in range(rounds):
         for key, call in calls.items():
             for phase, seconds in _measure_call(call, grid, comm, device):
@@ -127,6 +128,8 @@ def measure(
 def _measure_call(
     call: LocalCall, grid: ProcessGrid, comm: MPI.Intracomm, device: torch.device
 ) -> Iterator[tuple[str, float]]:
+    # A call may fail on one rank only, for example by lack of memory. All ranks measure it, or none, because a
+    # measurement has barriers.
     try:
         runs: dict[str, _Runs] | None = _runs(call, grid, device)
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
@@ -191,6 +194,7 @@ def measure_exchange(comm: MPI.Intracomm, device: torch.device) -> float:
     def exchanging() -> object:
         return torch.autograd.grad(torch.conv2d(x, weight, padding=1).local, block, error)  # type: ignore[attr-defined]
 
+    # Differences of times that are measured close together: the machine's speed changes more slowly.
     def difference() -> float:
         computing = sum(_time_runs(runs[phase], comm, device) for phase in ("forward", "input"))
         return (_time_runs(_Runs(exchanging), comm, device) - computing) / 2
@@ -259,6 +263,7 @@ def _time_runs(runs: _Runs, comm: MPI.Intracomm, device: torch.device) -> float:
     """
     for _ in range(-(-WARM_UP // runs.count)):
         runs.take()
+    # First the device, then the barrier: otherwise the warm-up of a slower rank would be measured as well.
     _finish(device)
     comm.Barrier()
     start = time.perf_counter()
@@ -283,6 +288,7 @@ class _CallCopy:
     def __init__(self, call: LocalCall, phase: str, grid: ProcessGrid, device: torch.device) -> None:
         op = call.operation
         weights = phase != "input" or not work(call, "weight").kernels
+        # tree_map visits the tensors of args, then those of kwargs: the order in which the trace recorded the inputs.
         values = iter(zip(op.inputs, call.inputs, strict=True))
         constants = {
             constant: _random(shape, constant.dtype, device, weights and constant.trained)
@@ -297,14 +303,18 @@ class _CallCopy:
                 value, shape = next(values)
                 copy = _random(shape, value.dtype, device, value.requires_grad and phase != "weight")
                 self.leaves += [copy] if copy.requires_grad else []
-                whole = torch.Size((shape[0] * grid.size, *shape[1:]) if shape else ())
+                full_shape = torch.Size((shape[0] * grid.size, *shape[1:]) if shape else ())
                 dist = Distribution(grid, ("n", *(None,) * (len(shape) - 1)) if shape else ())
-                return DistTensor(copy.clone() if op.in_place else copy, dist, whole)
+                # autograd does not allow in-place changes of leaves.
+                return DistTensor(copy.clone() if op.in_place else copy, dist, full_shape)
             return constants[leaf] if isinstance(leaf, GraphConstant) else leaf
 
         args = tree_map(tensor, op.args, is_leaf=_is_tensor)
         self.kwargs = tree_map(tensor, dict(op.kwargs), is_leaf=_is_tensor)
-        self.args = _with_groups(args, call.groups) if op.kind.startswith("conv") else args
+        # Channels are local, and so is the number of groups: argument 6 of convolutions, transposed ones included.
+        if op.kind.startswith("conv") and len(args) > 6:
+            args = (*args[:6], call.groups, *args[7:])
+        self.args = args
         if "groups" in self.kwargs:
             self.kwargs["groups"] = call.groups
         self.function = op.function
@@ -320,6 +330,7 @@ def _backward(copies: Sequence[_CallCopy]) -> Callable[[], object]:
     errors, kept = [torch.randn_like(result) for result in results], gradient_reduction.unsynced_grads()
     leaves = [leaf for copy in copies for leaf in copy.leaves]
 
+    # The graph is kept for the next run.
     def run() -> list[torch.Tensor | None]:
         with gradient_reduction.no_sync():
             torch.autograd.backward(results, errors, retain_graph=True)
@@ -374,19 +385,20 @@ class _BlockConvolution:
             )
         return self._input_gradients
 
-    def _gradients_at_once(self, whole: Piece) -> object:
+    def _gradients_at_once(self, assembled: Piece) -> object:
         """Compute gradients from the assembled input, which the forward pass has kept."""
         weights = self.phase == "weight"
         wanted = (not weights, weights, weights and self.bias is not None)
-        dx, *shares = self.work.gradients(self.error, whole, self.weight, wanted)
-        return shares if dx is None else [crop(Piece(dx, whole.box), piece.box) for piece in self.pieces]
+        dx, *contributions = self.work.gradients(self.error, assembled, self.weight, wanted)
+        return contributions if dx is None else [crop(Piece(dx, assembled.box), piece.box) for piece in self.pieces]
 
     def _input_gradients(self) -> object:
         if self.free:
             return [self.work.input_gradient(self.error, piece, self.weight) for piece in self.pieces]
+        # The gradient does not depend on the values of the input.
         blank = Piece(self.error.new_empty((self.error.shape[0], *(b - a for a, b in self.needed))), self.needed)
-        whole = Piece(self.work.input_gradient(self.error, blank, self.weight), self.needed)
-        return [crop(whole, piece.box) for piece in self.pieces]
+        dx = Piece(self.work.input_gradient(self.error, blank, self.weight), self.needed)
+        return [crop(dx, piece.box) for piece in self.pieces]
 
 
 def _is_tensor(leaf: Any) -> bool:
@@ -398,11 +410,6 @@ def _random(shape: Sequence[int], dtype: str, device: torch.device, requires_gra
     if kind.is_floating_point:
         return torch.rand(tuple(shape), dtype=kind, device=device).requires_grad_(requires_grad)
     return torch.ones(tuple(shape), dtype=kind, device=device)
-
-
-def _with_groups(args: Sequence[Any], groups: int) -> Sequence[Any]:
-    """Return the positional arguments of a convolution, transposed or not, with its local number of groups."""
-    return (*args[:6], groups, *args[7:]) if len(args) > 6 else args
 
 
 def _runs(call: LocalCall, grid: ProcessGrid, device: torch.device) -> dict[str, _Runs]:
@@ -439,6 +446,7 @@ def _run_each(runs: Sequence[Callable[[], object]]) -> Callable[[], object]:
 
     def run() -> None:
         for turn, take in enumerate(runs):
+            # The old result is freed first, so that the new one can take its memory.
             results[turn] = None
             results[turn] = take()
 

@@ -68,6 +68,7 @@ def predicted_profile(
     edges: dict[tuple[str, str], None] = {}
     # Layers that made the result of each operation; a view has those of its inputs.
     place: dict[int, tuple[str, ...]] = {INPUT: ()}
+    # Constants compare by value: a parameter is recognized by its name.
     used: set[GraphConstant] = set()
     for op in graph.operations:
         read = tuple(dict.fromkeys(name for value in op.inputs for name in place[value.producer]))

@@ -28,6 +28,7 @@ def counted_profile(recording: SparseRecording, machine: Machine) -> Profile:
         The second operation of a layer is named ``name#2``.
     """
     costs = SiteCosts(recording, machine, Arrangement())
+    # Operations compare by identity.
     builders = set(costs.first_of_maps())
     layers, calls = list[Layer](), Counter[str]()
     for op in recording.operations:

@@ -13,7 +13,7 @@ from distconv.layers.sparse.partition import COLUMNS
 from distconv.parameters.channel_split import divisors
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.sparse.recording import SparseRecording
-from distconv.perfmodel.sparse.step_prediction import SitePrediction, predict
+from distconv.perfmodel.sparse.site_costs import SitePrediction, predict
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ def select_grid(
 
 
 def _grids(ranks: int, dimension: int, samples: int) -> Iterator[Arrangement]:
+    # Samples cannot be cut, so there are at most as many parts along n.
     axes = [axis for axis in COLUMNS[dimension] if axis]
     for parts in itertools.product(divisors(ranks), repeat=len(axes)):
         if math.prod(parts) == ranks and parts[0] <= samples:

@@ -121,6 +121,7 @@ def record(model: nn.Module, x: SparseTensor) -> SparseRecording:
     --------
     Operations on ``x.features`` outside of layers and functions of sparse tensors are not recorded.
     """
+    # A copy, because running statistics change in training mode.
     model = copy.deepcopy(model).train()
     recorder = _SparseRecorder(x.sites, x.batch_size)
     with recorder.record_modules(model), torch.enable_grad():
@@ -158,7 +159,9 @@ class _SparseRecorder(FunctionRecorder):
         result = func(*args, **(kwargs or {}))
         given = [x for x in (*args, *(kwargs or {}).values()) if isinstance(x, nn.Parameter)]
         if isinstance(result, SparseTensor):
-            sparse = next(x for x in _flat(args) if isinstance(x, SparseTensor))
+            # torch.cat takes its operands in a list.
+            operands = (x for arg in args for x in (arg if isinstance(arg, (list, tuple)) else [arg]))
+            sparse = next(x for x in operands if isinstance(x, SparseTensor))
             kind = {F.batch_norm: "batch_norm", F.linear: "linear"}.get(func, "pointwise")
             more = {"parameters": sum(x.numel() for x in given), "input_gradient": sparse.requires_grad}
             self.record_operation(kind, sparse.sites, result.sites, sparse.shape[1], result.shape[1], **more)
@@ -167,10 +170,6 @@ class _SparseRecorder(FunctionRecorder):
             parameters = sum(x.numel() for x in given)
             self.record_operation("head", self.sites, self.sites, channels, filters, parameters=parameters)
         return result
-
-
-def _flat(args: Sequence[Any]) -> list[Any]:
-    return [x for arg in args for x in (arg if isinstance(arg, (list, tuple)) else [arg])]
 
 
 class _RecordingManager(CoordinateManager):
@@ -216,6 +215,7 @@ class _RecordingManager(CoordinateManager):
 
     def wrap_features(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
         """Return the features unchanged, and record the operation."""
+        # Pooling over windows has no parameters.
         kind = "convolution" if self._asked["parameters"] else "pooling"
         self._recorder.record_operation(kind, outputs=sites, filters=features.shape[1], **self._asked)
         return features

@@ -1,4 +1,4 @@
-"""Times and memory of operations whose sites are split over a grid.
+"""Times and memory of operations, and of a training step, whose sites are split over a grid.
 
 The boundaries of the grid's boxes are quantiles of the example's sites, as in :func:`distconv.layers.sparse.scatter`.
 Each rank's sites, pairs and sent sites are then counted at every layer, not estimated.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
 
 import torch
 
@@ -185,12 +186,14 @@ class SiteCosts:
         Pairs of a site with itself need no gather.
         """
         assert op.window is not None
+        # Each row is read and written, by an index that is read.
         moved = self.most_pairs(op.window, op.outputs) - self._self_pairs(op, op.window)
         return self.roofline(0, moved * (2 * channels * self.recording.itemsize + INDEX_BYTES), _offsets(op.window))
 
     def _scatter_time(self, op: SiteOperation, channels: int) -> float:
         """Return the seconds to add the rows of each offset to those of sites."""
         assert op.window is not None
+        # Each addition reads two rows and writes one.
         pairs, row = self.most_pairs(op.window, op.outputs), 3 * channels * self.recording.itemsize
         moved = pairs * row + (pairs - self._self_pairs(op, op.window)) * INDEX_BYTES
         return self.roofline(0, moved, _offsets(op.window))
@@ -203,9 +206,11 @@ class SiteCosts:
         """Return the seconds to build the map of a layer and to exchange the sites of its halo."""
         assert op.window is not None
         offsets = len(op.window.pairs.pairs)
+        # A map from a set of sites to itself is symmetric, so half of the offsets are searched.
         searched = -(-offsets // 2) if op.window.pairs.identity is not None else offsets
         queries = searched * self.most_sites(op.outputs)
         coordinates = INDEX_BYTES * (1 + self.recording.dimension)
+        # Numbers of sites in each direction, then the coordinates.
         asked = 2 * self._exchange_time(op, 0) + self._exchange_time(op, coordinates) if self.ranks > 1 else 0.0
         return self.roofline(0, SEARCH_PASSES * INDEX_BYTES * queries, 6 * searched) + asked
 
@@ -220,11 +225,13 @@ class SiteCosts:
         rows = self.halo_rows(op)
         nodes = torch.arange(self.ranks) // self.machine.ranks_per_node
         far, sent = nodes[:, None] != nodes[None], rows.clamp(min=0) * row_bytes
+        # A message without rows costs a latency, too.
         total = torch.zeros(self.ranks, dtype=torch.float64)
         for link, where in ((self.machine.network, far), (self.machine.node, ~far)):
             messages = ((rows >= 0) & where).sum(1)
             total += messages * link.latency_s + (sent * where).sum(1) / link.bandwidth_bytes_per_s
         busiest = int(total.argmax())
+        # No rank has a neighbour within reach of the window.
         if not bool((rows[busiest] >= 0).any()):
             return 0.0
         return float(total[busiest]) + self.roofline(0, 4 * float(sent[busiest].sum()), 2) + self._rank.exchange_s
@@ -245,13 +252,16 @@ class SiteCosts:
         """Return the bytes of saved features and kernel maps, at each layer for the rank with the most."""
         total = 0.0
         for op in self.recording.operations:
+            # The rows of a head are samples, whose bytes are negligible.
             if op.kind != "head":
                 total += self.most_sites(op.outputs) * op.filters * self.recording.itemsize
+            # The tensor of own and received rows (append_halo) is saved in addition to the features.
             if op.window is not None and self.ranks > 1:
                 received = self.halo_rows(op).clamp(min=0).sum(0).max()
                 total += (self.most_sites(op.inputs) + int(received)) * op.channels * self.recording.itemsize
         for op in self.first_of_maps():
             assert op.window is not None
+            # Both halves of a symmetric map share their indices.
             shared = 2 if op.window.pairs.identity is not None else 1
             total += 2 * INDEX_BYTES * self.most_pairs(op.window, op.outputs) / shared
         return total
@@ -260,3 +270,85 @@ class SiteCosts:
 def _offsets(window: SiteWindow) -> int:
     """Return the number of offsets with pairs."""
     return sum(1 for rows, _ in window.pairs.pairs if len(rows))
+
+
+# -- a training step --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SitePrediction:
+    """Seconds of a training step, and bytes on the rank with the most memory.
+
+    Attributes
+    ----------
+    grid : Arrangement
+    compute : float
+        Slowest rank at each layer, and the optimizer.
+    maps : float
+        Search for pairs.
+    halo : float
+        Features of other ranks' sites.
+    sync : float
+        All-reduces of batch norm and of pooling over all sites.
+    allreduce : float
+        Gradient all-reduce.
+    memory : float
+        Bytes.
+    pairs : float
+        Fraction of all pairs, counted at each layer on the rank with the most; 1 / ranks is ideal.
+    """
+
+    grid: Arrangement
+    compute: float
+    maps: float
+    halo: float
+    sync: float
+    allreduce: float
+    memory: float
+    pairs: float
+
+    @property
+    def time(self) -> float:
+        """Seconds of the step. Nothing overlaps."""
+        return self.compute + self.maps + self.halo + self.sync + self.allreduce
+
+
+def predict(
+    recording: SparseRecording, machine: Machine, grid: Arrangement, *, optimizer_slots: int = 1
+) -> SitePrediction:
+    """Predict a training step of the recorded network with its sites split over a grid.
+
+    Parameters
+    ----------
+    recording : SparseRecording
+    machine : Machine
+    grid : Arrangement
+        Parts along n and the spatial axes.
+    optimizer_slots : int
+        Tensors of optimizer state per parameter.
+
+    Returns
+    -------
+    SitePrediction
+
+    Raises
+    ------
+    DistributionError
+        If an axis of the grid does not exist in the example's dimensions.
+    """
+    costs = SiteCosts(recording, machine, grid)
+    operations = recording.operations
+    parameters = recording.itemsize * sum(op.parameters for op in operations)
+    update = costs.roofline(0, (3 + 2 * optimizer_slots) * parameters)
+    total = sum(op.window.pairs.active_pairs for op in operations if op.window)
+    busiest = sum(costs.most_pairs(op.window, op.outputs) for op in operations if op.window)
+    return SitePrediction(
+        grid=grid,
+        compute=sum(costs.forward(op) + costs.backward(op) for op in operations) + update,
+        maps=sum(costs.map_time(op) for op in costs.first_of_maps()),
+        halo=sum(costs.halo(op) for op in operations if op.window),
+        sync=sum(costs.sync(op) for op in operations),
+        allreduce=sum(costs.allreduce(recording.itemsize * op.parameters) for op in operations),
+        memory=costs.memory() + (2 + optimizer_slots) * parameters,
+        pairs=busiest / total if total else 0.0,
+    )

@@ -53,15 +53,16 @@ def balanced_partition(terms: PrefixSums) -> tuple[list[int], list[StageRange]]:
     """
     chain = DeviceChain(terms)
     allowed = list(range(1, terms.size))
-    cuts = chain.improve(chain.start_cuts(allowed), allowed)
+    cuts = chain.improve(chain.start_cuts(allowed), allowed)  # step 1
     positions: Sequence[float] = cuts
+    # Steps 2 and 3 exclude each other: a shared layer makes a boundary carry more.
     if chain.slowest_boundary(cuts) > chain.slowest_stage(cuts):
-        small = chain.coarse_cuts()
+        small = chain.coarse_cuts()  # step 2
         positions = cuts = min(cuts, chain.improve(chain.start_cuts(small), small), key=chain.time)
     else:
-        cuts, positions = chain.share_layers(cuts)
+        cuts, positions = chain.share_layers(cuts)  # step 3
     if excess_bytes(terms, chain.stages(positions)) or excess_bytes(terms, chain.stages(cuts)):
-        positions = cuts = chain.tune(cuts)
+        positions = cuts = chain.tune(cuts)  # step 4
     return list(cuts), chain.stages(positions)
 
 
@@ -121,6 +122,7 @@ class DeviceChain:
         """Return split points among the allowed ones, each closest to the ideal time of its stage."""
         cuts: list[int] = []
         for index, kind in enumerate(self.kinds[:-1]):
+            # After the previous split point, and leaving one allowed position for each later one.
             first = bisect.bisect_right(allowed, cuts[-1] if cuts else 0)
             last = len(allowed) - (len(self.kinds) - 2 - index)
             sums = self.terms.seconds[kind]
@@ -147,6 +149,7 @@ class DeviceChain:
         def key(candidate: list[int]) -> tuple[float, list[float]]:
             return excess_bytes(self.terms, self.stages(candidate)), sorted(self.stage_times(candidate), reverse=True)
 
+        # The sorted times, and not the largest alone: of several equally slow stages each must be relieved.
         best = list(cuts)
         while key(nearest := min(_neighbours(best, allowed), key=key, default=best)) < key(best):
             best = nearest
@@ -178,11 +181,12 @@ class DeviceChain:
         Source: Zhao et al. 2020 (BaPipe), 3.3.2.
         """
         positions = self._most_even_positions(cuts)
-        whole = [int(at) if at == int(at) else cut for cut, at in zip(cuts, positions, strict=True)]
-        each = all(a < b for a, b in pairwise([0, *whole, self.terms.size]))
-        return (whole, positions) if each and self.time(positions) < self.time(cuts) else (cuts, cuts)
+        between = [int(at) if at == int(at) else cut for cut, at in zip(cuts, positions, strict=True)]
+        keeps_layers = all(a < b for a, b in pairwise([0, *between, self.terms.size]))
+        return (between, positions) if keeps_layers and self.time(positions) < self.time(cuts) else (cuts, cuts)
 
     def _most_even_positions(self, cuts: Sequence[int]) -> list[float]:
+        # Bisection of the time of the slowest stage: `cuts` reach `high`, and nothing reaches less than `low`.
         low, high = 0.0, self.slowest_stage(cuts)
         best: list[float] = list(cuts)
         for _ in range(BISECTIONS):
@@ -201,7 +205,11 @@ class DeviceChain:
         for kind, cut in zip(self.kinds, [*cuts, self.terms.size], strict=False):
             sums: Array = self.terms.seconds[kind]
             begin = positions[-1] if positions else 0.0
-            reached = _round_exact(float(np.interp(np.interp(begin, grid, sums) + limit, sums, grid)))
+            reached = float(np.interp(np.interp(begin, grid, sums) + limit, sums, grid))
+            # A position that rounding has moved off a split point between layers would share a layer in vain.
+            if abs(reached - round(reached)) < 1e-9:
+                reached = float(round(reached))
+            # At most one layer from `cut`, on either side.
             if reached < (cut - 1 if cut < self.terms.size else cut):
                 return None
             positions.append(min(reached, cut + 1))
@@ -240,8 +248,3 @@ def _neighbours(cuts: list[int], allowed: Sequence[int]) -> list[list[int]]:
                 if all(a < b for a, b in pairwise(moved)):
                     neighbours.append(moved)
     return neighbours
-
-
-def _round_exact(position: float) -> float:
-    """Return ``position``, rounded if it differs from an integer by rounding error alone."""
-    return float(round(position)) if abs(position - round(position)) < 1e-9 else position

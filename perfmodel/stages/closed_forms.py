@@ -149,9 +149,11 @@ def minibatch_time(
             for i, seconds in enumerate(transfer)
         ]
     first = sum(passes) + sum(turns)
+    # GPipe: all micro-batches go forward, then all go back; the slowest stage or link sets the rhythm of each.
     if form.flushed:
         return first + (microbatches - 1) * (max(link, *forward) + max(link, *backward))
     chains = [*_chains(passes, turns, form.copies), (1, link)]
+    # In a full pipeline, the chain with the most time per micro-batch sets the rhythm.
     if form.endless:
         return microbatches * max(length / count for count, length in chains)
     return first + _longest_chains(chains, microbatches - 1)
@@ -162,6 +164,7 @@ def _chains(passes: Sequence[float], turns: Sequence[float], copies: int) -> lis
     longest: dict[int, float] = {}
     for first in range(len(passes)):
         length = 0.0
+        # Each stage further adds its passes and the transfers to it and back.
         for last in range(first, len(passes)):
             length += passes[last] + (turns[last - 1] if last > first else 0.0)
             count = copies * (last - first) + 1
@@ -176,7 +179,9 @@ def _longest_chains(chains: Sequence[tuple[int, float]], microbatches: int) -> f
     ``count`` other chains. Among ``count`` numbers, some add up to a multiple of ``count``, so the best chain can
     replace these chains without making the sum shorter. Only the remaining micro-batches need the dynamic program.
     """
+    # Of equal chains that with the fewest micro-batches, which leaves the smallest dynamic program.
     count, length = max(chains, key=lambda chain: (chain[1] / chain[0], -chain[0]))
+    # `times` chains of the best kind are certain. Only what is left for the fewer than `count` others is searched.
     others = count * max(size for size, _ in chains)
     times = max(0, -(-(microbatches - others) // count))
     rest = microbatches - times * count

@@ -55,6 +55,7 @@ class Device:
         if self.times is not None:
             if not isinstance(self.times, Iterable):
                 raise PartitionError(f"device {self.name!r}: found times={self.times!r}, expected one for each layer")
+            # None marks a value that is not a finite number >= 0.
             times = [number(time) for time in self.times]
             if None in times:
                 wrong = times.index(None)

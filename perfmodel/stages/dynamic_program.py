@@ -58,6 +58,7 @@ def any_groups(available: Counts) -> Iterator[StageMove]:
     StageMove
     """
     total = sum(available)
+    # In lexicographic order, each key comes after all keys from which moves lead to it, and `available` is the last.
     for after in _counts_up_to(available):
         for before in _counts_up_to(after):
             if before != after:
@@ -127,6 +128,7 @@ def cheapest_stages(
     costs = {moves[0].before: start}
     origin: dict[Counts, tuple[Array, list[StageMove | None]]] = {}
     forward = np.arange(size + 1)[:, None] < np.arange(size + 1)[None, :]
+    # costs[key][j] is C(j, key). Moves are sorted, so it is final before the first move that leaves the key.
     for move in moves:
         so_far = np.maximum(costs[move.before], carry(move))[:, None]
         candidates = np.where(forward, np.maximum(so_far, work(move)), np.inf)
@@ -134,6 +136,7 @@ def cheapest_stages(
         times = np.take_along_axis(candidates, where[None], axis=0)[0]
         best = costs.setdefault(move.after, np.full(size + 1, np.inf))
         cuts, through = origin.setdefault(move.after, (np.zeros(size + 1, dtype=int), [None] * (size + 1)))
+        # Strictly less, so that of equal moves the first is taken.
         better = times < best
         best[better], cuts[better] = times[better], where[better]
         for j in np.flatnonzero(better):

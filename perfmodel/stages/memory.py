@@ -92,6 +92,7 @@ def no_fit_error(terms: PrefixSums, moves: Sequence[StageMove]) -> PartitionErro
     tightest = max(stages, key=lambda stage: _needed_bytes(terms, stage) / terms.memory_limit(stage.counts))
     needed, limit = math.ceil(_needed_bytes(terms, tightest)), terms.memory_limit(tightest.counts)
     held = [device for device, count in zip(terms.devices, tightest.counts, strict=True) if count]
+    # The limit is that of the smallest device, so one of them has it.
     smallest = next(device for device in held if device.memory == limit)
     names = [layer.name for layer in terms.profile.layers[int(tightest.first) : int(tightest.last)]]
     # Rounded up to three decimals: a factor that is rounded down would not be enough.

@@ -95,7 +95,10 @@ def partition(
     if not isinstance(method, str) or method not in METHODS:
         raise PartitionError(f"partition: method={method!r} is not valid. Use one of {', '.join(METHODS)}")
     given = as_devices(devices, len(profile.layers))
-    seen = _as_equal_devices(given) if method == "pipedream" else given
+    seen = given
+    if method == "pipedream":  # all devices are equal, and have the least memory among them
+        smallest = min(given, key=lambda device: math.inf if device.memory is None else device.memory)
+        seen = (Device(smallest.name, sum(device.count for device in given), memory=smallest.memory),)
     terms = PrefixSums(profile, seen, bandwidth, COSTS[METHODS[method]])
     if method == "bapipe":
         cuts, stages = bapipe.balanced_partition(terms)
@@ -103,7 +106,17 @@ def partition(
         stages = fastest_stages(terms, allowed_moves(method, terms))
         cuts = [int(stage.first) for stage in stages[1:]]
     counts = _assign_devices(stages, given) if method == "pipedream" else [stage.counts for stage in stages]
-    return _result(method, terms, cuts, stages, _count_names(counts, given))
+    names = [layer.name for layer in profile.layers]
+    return StagePartition(
+        method=method,
+        cuts=tuple(cuts),
+        positions=tuple(float(stage.first) for stage in stages[1:]),
+        stages=tuple(tuple(names[a:b]) for a, b in pairwise([0, *cuts, terms.size])),
+        assignment=tuple(
+            {device.name: count for device, count in zip(given, held, strict=True) if count} for held in counts
+        ),
+        time=terms.time(stages),
+    )
 
 
 def allowed_moves(method: str, terms: PrefixSums) -> list[StageMove]:
@@ -124,6 +137,7 @@ def allowed_moves(method: str, terms: PrefixSums) -> list[StageMove]:
     available = tuple(device.count for device in terms.devices)
     if method != "sparsepipe":
         return list(any_groups(available))
+    # sorted is stable: kinds of equal speed keep the listed order.
     slowest_first = sorted(range(len(available)), key=lambda kind: -terms.seconds[kind][-1])
     return list(successive_groups([kind for kind in slowest_first for _ in range(available[kind])], len(available)))
 
@@ -147,6 +161,7 @@ def fastest_stages(terms: PrefixSums, moves: Sequence[StageMove]) -> list[StageR
         If no partition fits.
     """
     first, last = terms.edges[:, None], terms.edges[None, :]
+    # Many moves have the same devices, and differ only in the sets of used ones.
     seconds = functools.cache(lambda counts: terms.stage_time(first, last, counts))
 
     def work(move: StageMove) -> Array:
@@ -160,37 +175,9 @@ def fastest_stages(terms: PrefixSums, moves: Sequence[StageMove]) -> list[StageR
     return stages
 
 
-def _as_equal_devices(devices: Sequence[Device]) -> tuple[Device, ...]:
-    smallest = min(devices, key=lambda device: math.inf if device.memory is None else device.memory)
-    return (Device(smallest.name, sum(device.count for device in devices), memory=smallest.memory),)
-
-
 def _assign_devices(stages: Sequence[StageRange], devices: Sequence[Device]) -> list[Counts]:
     """Return the devices of each stage, assigned in the order in which they are listed."""
     order = kinds_in_order(devices)
     ends = np.cumsum([0] + [sum(stage.counts) for stage in stages]).tolist()
     held = [order[first:last] for first, last in pairwise(ends)]
     return [tuple(map(kinds.count, range(len(devices)))) for kinds in held]
-
-
-def _count_names(counts: Sequence[Counts], devices: Sequence[Device]) -> tuple[dict[str, int], ...]:
-    return tuple({device.name: count for device, count in zip(devices, held, strict=True) if count} for held in counts)
-
-
-def _result(
-    method: str,
-    terms: PrefixSums,
-    cuts: Sequence[int],
-    stages: Sequence[StageRange],
-    assignment: tuple[dict[str, int], ...],
-) -> StagePartition:
-    edges = [0, *cuts, terms.size]
-    names = [layer.name for layer in terms.profile.layers]
-    return StagePartition(
-        method=method,
-        cuts=tuple(cuts),
-        positions=tuple(float(stage.first) for stage in stages[1:]),
-        stages=tuple(tuple(names[a:b]) for a, b in pairwise(edges)),
-        assignment=assignment,
-        time=terms.time(stages),
-    )

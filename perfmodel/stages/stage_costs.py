@@ -201,6 +201,7 @@ class PrefixSums:
         array
             Seconds per mini-batch.
         """
+        # At the end of the network there is no layer to share, and its output is 0.
         layer = np.floor(position).astype(int)
         fraction = np.asarray(position) - layer
         outputs = self.sum_between(self.outputs, layer, np.minimum(layer + 1, self.size))
@@ -226,6 +227,7 @@ class PrefixSums:
         -------
         array
         """
+        # Weights (one copy, or one for each mini-batch in flight), and the gradients.
         in_flight = math.ceil(onward / sum(counts))
         weights = (in_flight if self.cost.stashes_weights else 1) + 1
         parameters, outputs = (self.sum_between(sums, first, last) for sums in (self.parameters, self.outputs))

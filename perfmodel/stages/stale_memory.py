@@ -111,6 +111,7 @@ def footprint(model: nn.Module, sample: Sequence[int], batch: int, placement: Se
     if any(second <= first for first, second in pairwise((0, *placement))):
         raise PartitionError(f"placement {tuple(placement)}: layers are counted from 1 and must rise")
     model = copy.deepcopy(model).to("meta")
+    # `enter` counts a layer before its output is added, so `layers` is the number of that layer, from 1.
     layers, output_bytes = 0, [0.0] * (len(placement) + 1)
 
     def enter(name: str, module: nn.Module, arguments: object) -> None:
@@ -119,6 +120,7 @@ def footprint(model: nn.Module, sample: Sequence[int], batch: int, placement: Se
 
     def add(outputs: Any) -> None:
         for output in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
+            # Registers after layer p: that layer, and what follows it up to the next layer, are before them.
             output_bytes[bisect_left(placement, layers)] += output.nelement() * output.element_size()
 
     def counts(name: str, module: nn.Module) -> bool:

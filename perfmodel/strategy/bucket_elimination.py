@@ -95,6 +95,7 @@ class Elimination:
         self._position = {variable: index for index, variable in enumerate(order)}
         self._functions = self._stack_tables()
         self.buckets = self._fill_buckets(entries or BUCKET_ENTRIES)
+        # Smaller buckets need less memory, but have a weaker bound.
         if entries is None:
             limit = BUCKET_ENTRIES
             while sum(math.prod(bucket.shape) for bucket in self.buckets) > ALL_ENTRIES and limit > 1000:
@@ -103,12 +104,14 @@ class Elimination:
 
     def run(self, weights: Array) -> Relaxation:
         """Return the smallest weighted sum for ``weights`` (one per row, none negative)."""
+        # 1. The weight of each term: sums are weighted, and each adds some of the terms. 2. Weighted tables by scope.
         shares = weights @ self.sums.rows
         functions = [shares[terms] @ tables for _, terms, tables in self._functions]
         bound = float(weights @ self.sums.offsets)
         bound += sum(
             shares[term] * float(table) for term, table in enumerate(self.sums.tables) if not self.sums.scopes[term]
         )
+        # 3. Eliminate one variable after the other. Parts come from functions and from buckets before this one.
         tables: list[Array] = []
         lows: list[Array] = []
         for bucket in self.buckets:
@@ -143,6 +146,7 @@ class Elimination:
     def _fill_buckets(self, entries: int) -> list[Bucket]:
         """Return the buckets in the order of elimination."""
         waiting: dict[int, list[BucketTable]] = {variable: [] for variable in self.order}
+        # A table waits in the bucket of its last variable, which is eliminated first.
         for index, (scope, _, _) in enumerate(self._functions):
             waiting[scope[-1]].append(BucketTable(False, index, scope))
         buckets: list[Bucket] = []
@@ -159,6 +163,7 @@ class Elimination:
 
     def _split(self, parts: list[BucketTable], entries: int) -> list[list[BucketTable]]:
         """Return the tables of one variable in few groups of at most ``entries`` each, the largest tables first."""
+        # First fit, decreasing: few groups, because each group beyond the first weakens the bound.
         groups: list[tuple[set[int], list[BucketTable]]] = []
         for part in sorted(parts, key=lambda part: -self._size(part.scope)):
             for variables, group in groups:
@@ -213,6 +218,7 @@ class Relaxation:
         for index in reversed(range(len(buckets))):
             bucket = buckets[index]
             here = tuple(result[v] for v in bucket.scope)
+            # In reverse order all variables of the scope have their values already.
             row = excess[bucket.variable]
             row += self.tables[index][(slice(None), *here)] - self.lows[index][here]
             # Buckets of one variable are consecutive: the last one makes the final choice.
@@ -254,6 +260,7 @@ def decision_order(sums: TableSums) -> tuple[int, ...]:
     """Return an order in which few decided variables stay relevant; if buckets do not fit, one with small buckets."""
     near = neighbours(sums)
     count = len(sums.sizes)
+    # From the last variable on, so that of equally good orders of a chain of layers that of backpropagation is taken.
     starts = sorted({round(index * (count - 1) / (STARTS - 1)) for index in range(STARTS)}, reverse=True)
     orders = [line_order(sums.sizes, near, start) for start in starts]
     orders.append(tuple(reversed(min_fill_order(sums.sizes, near))))
@@ -290,10 +297,12 @@ def line_order(sizes: Sequence[int], near: Neighbours, start: int) -> tuple[int,
         closed = [v for v in near[variable] if v in position and near[v] & undecided == {variable}]
         opened = math.log(sizes[variable]) if near[variable] & undecided else 0.0
         oldest = min(position[v] for v in near[variable] if v in position)
+        # Rounded, so that ties are ties on every platform, and the index decides the last ones.
         return round(opened - sum(math.log(sizes[v]) for v in closed), 9), oldest, variable
 
     decide(start)
     while undecided:
+        # Parts of the graph that share no term start one after the other.
         reached = {v for v in undecided if near[v] - undecided}
         decide(min(reached, key=cost) if reached else max(undecided))
     return tuple(position)
@@ -353,6 +362,7 @@ def order_cost(sizes: Sequence[int], near: Neighbours, order: Sequence[int]) -> 
     open_variables: set[int] = set()
     for variable in order:
         undecided.discard(variable)
+        # e^700 is about the largest float.
         work += math.exp(min(sum(math.log(sizes[v]) for v in {variable, *open_variables}), 700))
         open_variables = {v for v in {variable, *open_variables} if near[v] & undecided}
     return max(0.0, largest - math.log(BUCKET_ENTRIES)), work

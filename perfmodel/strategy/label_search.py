@@ -162,7 +162,8 @@ class LabelSearch:
         labels = self._root_label()
         bound = np.inf
         for level in self.levels:
-            # After the time limit the search still ends with complete choices and a valid bound.
+            # 1. Decide the variable. 2. Drop dominated labels. 3. Keep the best ones. After the time limit the search
+            # still reaches complete choices, which may be better than the best known one.
             width = min(width, HURRIED_WIDTH) if expired() else width
             labels, cut = self._extend_labels(labels, level, width)
             bound = min(bound, cut)
@@ -180,6 +181,7 @@ class LabelSearch:
             float(t) if not scope else 0.0 for t, scope in zip(self.sums.tables, self.sums.scopes, strict=True)
         ]
         start = (self.sums.offsets + self.sums.rows @ np.array(constants))[None]
+        # 16 bits are enough for a candidate's index, and the choices are most of a label's memory.
         choices = np.zeros((1, len(self.sums.sizes)), np.int16)
         return self._merge_columns(Labels(choices, start, np.array([self._bound])), self.first)
 
@@ -389,6 +391,7 @@ def undominated(keys: Indices, values: Array) -> Indices:
     if rounded.shape[1] > 2:
         return undominated_by_pivots(keys, rounded)
     first, second = rounded[:, 0], rounded[:, -1]
+    # Sorted by the first column within each group: a label is dominated if an earlier one has no larger second column.
     order = np.lexsort((second, first, keys))
     group = np.concatenate([np.zeros(min(1, len(order)), np.int64), np.cumsum(np.diff(keys[order]) != 0)])
     # Ranks decrease from group to group, so the running minimum belongs to the same group.
@@ -444,6 +447,7 @@ def keep_lowest(which: Indices, bounds: Array, count: int) -> tuple[Indices, flo
     """
     if len(which) <= count:
         return which, np.inf
+    # Sorted again, so that labels keep their order, which breaks ties of equal choices.
     # The bound of the first label that is dropped limits the proof.
     order = np.argpartition(bounds, count)
     return which[np.sort(order[:count])], float(bounds[order[count]])

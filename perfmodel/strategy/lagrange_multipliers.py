@@ -65,6 +65,7 @@ def best_weights(
     planes = [_plane(best, report)]
     patience = PATIENCE
     for _ in range(rounds):
+        # `ceiling` is above every bound, because each plane is. The iteration ends when both meet.
         target, ceiling = _highest(np.array(planes), elimination.sums.objective)
         if finished(best.bound) or ceiling - best.bound <= ACCURACY * abs(ceiling) or not patience:
             break
@@ -86,12 +87,14 @@ def _plane(relaxation: Relaxation, report: Callable[[Choices], None]) -> Array:
 def _highest(planes: Array, objective: int) -> tuple[Array, float]:
     """Return the weights at which the lowest plane (planes, rows) is highest, and its height there."""
     count, rows = planes.shape
+    # Unknowns: the weights, and a height that is at most that of each plane. linprog minimizes, hence -1.
     matrix = np.concatenate([-planes, np.ones((count, 1))], axis=1)
     goal = np.zeros(rows + 1)
     goal[-1] = -1
     adds_up = (np.arange(rows + 1) < objective).astype(np.float64)[None]
     bounds = [(0, 1)] * objective + [(0, LARGEST)] * (rows - objective) + [(None, None)]
     result = linprog(goal, matrix, np.zeros(count), adds_up, np.ones(1), bounds, method="highs")
+    # The solver's tolerance permits slightly negative weights, for which the bound would not hold.
     weights = np.clip(result.x[:-1], 0, None)
     weights[:objective] /= weights[:objective].sum()
     return weights, float(-result.fun)

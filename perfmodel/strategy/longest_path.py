@@ -53,7 +53,9 @@ def longest_path(
 
 def _paths(graph: LayerGraph) -> Iterator[list[str]]:
     """Yield paths of deciding layers until each layer has been on one."""
-    flops = _flops(graph)
+    # Of each operation's forward pass on one rank.
+    alone = AxisParts(1, 1)
+    flops = {op.index: work(local_call(op, alone), "forward").flops for op in graph.operations}
     heaviest = 1.0 + sum(flops.values())
     waiting = set(graph.deciding)
     while waiting:
@@ -70,12 +72,6 @@ def _paths(graph: LayerGraph) -> Iterator[list[str]]:
         path = list(dict.fromkeys(max(longest.values(), key=itemgetter(0))[1]))
         yield path
         waiting -= set(path)
-
-
-def _flops(graph: LayerGraph) -> dict[int, float]:
-    """Return the FLOPs of each operation's forward pass on one rank."""
-    alone = AxisParts(1, 1)
-    return {op.index: work(local_call(op, alone), "forward").flops for op in graph.operations}
 
 
 def _layer_costs(model: StepModel, name: str, options: Sequence[Candidate], memory_weight: float) -> np.ndarray:
@@ -109,6 +105,7 @@ def _shortest(
     back: list[np.ndarray] = []
     for before, here in pairwise(path):
         edges = np.zeros((len(options[before]), len(options[here])))
+        # Forward and backward redistributions have the same pair of layers, so both are edges here.
         for term in shuffles:
             if term.layers == (before, here):
                 sources = [model.parts(candidates[before][i]) for i in options[before]]
@@ -117,6 +114,7 @@ def _shortest(
         through = best[:, None] + edges
         back.append(through.argmin(axis=0))
         best = through.min(axis=0) + costs[here][options[here]]
+    # Back along the path from the cheapest candidate of the last layer.
     index = int(best.argmin())
     chosen = {path[-1]: options[path[-1]][index]}
     for name, pointers in zip(reversed(path[:-1]), reversed(back), strict=True):

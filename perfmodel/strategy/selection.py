@@ -48,7 +48,7 @@ class Strategy:
     bound : float
         Lower bound in seconds: no plan over the same candidates is faster. 0 if nothing is proven.
     gap : float
-        ``time / bound - 1``.
+        ``time / bound - 1``; infinite if nothing is proven.
     optimal : bool
         True if no plan over the same candidates is faster, which is proven up to rounding. Otherwise unknown.
     prediction : Prediction
@@ -149,8 +149,8 @@ def select(
         optimal=solution.optimal,
         prediction=evaluate(graph, parts, machine, ranks, **assumptions),
         uniform={
-            name: None if plan is None else evaluate(graph, {"*": plan}, machine, ranks, **assumptions)
-            for name, plan in pure_parallelism(graph, ranks).items()
+            name: None if pure is None else evaluate(graph, {"*": pure}, machine, ranks, **assumptions)
+            for name, pure in pure_parallelism(graph, ranks).items()
         },
         impossible=_impossible_parallelism(graph, ranks),
         method=method,
@@ -162,6 +162,7 @@ def _solve_exactly(
     model: StepModel, options: Mapping[str, Sequence[Candidate]], memory: float | None, seconds: float
 ) -> Solution:
     """Return the best solution found; it is not slower than that of the paper's method."""
+    # Without the limit first: there are fewer sums, and the result may be small enough.
     problem = model.problem(options)
     start = _path(model, options, 0.0)
     solution = solve(problem, None, [start], seconds)
@@ -199,6 +200,7 @@ def _no_fit_error(
     """Return the error that no plan fits, with the layer that holds the most in the smallest plan."""
     chosen = {name: options[name][i] for name, i in zip(options, choices, strict=True)}
     held: dict[str, float] = dict.fromkeys(options, 0.0)
+    # Bytes that depend on two layers, such as a redistributed input, count for the layer that reads them.
     for term in model.memory:
         if term.layers and term.kind in (CostKind.RESIDENT, CostKind.KEEP):
             held[term.layers[-1]] += term.cost(*[model.parts(chosen[name]) for name in term.layers])

@@ -151,6 +151,7 @@ def solve(
         return fastest_of_all(problem, limit)
     sums = problem.time_sums()
     feasible = _best_start(problem, starts)
+    # Tolerances and step sizes are those for sums of the order of one.
     scale = _scale(sums, feasible)
     sums = sums.scale(1 / scale)
     if limit is not None:
@@ -166,6 +167,7 @@ def solve(
     minimum = BranchAndBound(sums, cost, deadline)
     for choices in feasible:
         minimum.improve(choices)
+    # No start fits: find the smallest choice, which fits or proves that none does.
     if limit is not None and minimum.best is None:
         smallest = smallest_memory(problem, starts, deadline - time.perf_counter(), few, limit)
         if not fits(np.array(smallest.memory), limit):
@@ -302,10 +304,10 @@ class BranchAndBound:
         self.best: Choices | None = None
         self.value = np.inf
         self.bound = -np.inf
-        # Values of each variable that may still belong to a better choice.
+        # Values that are left of each variable. Searches renumber them from 0; _renumber leads back.
         self._kept = [np.arange(size) for size in sums.sizes]
         self._weights = np.zeros(len(sums.rows))
-        # Any weights of the sums give a lower bound; equal ones are the start.
+        # Any weights of the sums give a lower bound; equal ones, and none of the constraints, are the start.
         self._weights[: sums.objective] = 1 / sums.objective
 
     def offer(self, choices: Choices) -> None:
@@ -412,6 +414,7 @@ def improve_choices(sums: TableSums, choices: Choices) -> Choices:
             tried = values + sums.sum_changes(choices, variable)
             costs = worst_sum(sums, tried)
             unchanged += 1
+            # Improvements within rounding could alternate forever.
             if costs.min() < worst_sum(sums, values) * (1 - CLOSED):
                 choices[variable] = costs.argmin()
                 values, unchanged = sums.values(choices), 0
@@ -487,6 +490,7 @@ def enumerate_choices(
     -------
     tuple of (array or None) and float
     """
+    # In chunks, since memory grows with combinations times terms.
     best, least = None, np.inf
     for start in range(0, problem.combinations, CHUNK):
         count = min(CHUNK, problem.combinations - start)

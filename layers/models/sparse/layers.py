@@ -73,6 +73,7 @@ def initialise(model: nn.Module) -> None:
     ----------
     model : nn.Module
     """
+    # Kernels have more than two dimensions; biases and batch norm have one, and linear layers keep torch's default.
     for parameter in model.parameters():
         if parameter.ndim > 2:
             nn.init.kaiming_normal_(parameter, mode="fan_out", nonlinearity="relu")

@@ -38,7 +38,10 @@ class VoxelUNet(nn.Module):
         self.down = nn.ModuleList(
             nn.Sequential(convolution_block(layers, a, b, 2, 2), _double_convolution(layers, b, b)) for a, b in steps
         )
-        self.up = nn.ModuleList(_up(layers, b, a) for a, b in reversed(steps))
+        self.up = nn.ModuleList(
+            nn.Sequential(layers.transposed(b, a, 2, 2, False), layers.norm(a), nn.ReLU(inplace=True))
+            for a, b in reversed(steps)
+        )
         self.merge = nn.ModuleList(_double_convolution(layers, 2 * a, a) for a, _ in reversed(steps))
         self.predict = layers.convolution(width, classes, 1, 1, True)
         initialise(self)
@@ -49,6 +52,7 @@ class VoxelUNet(nn.Module):
         for down in self.down:
             skips.append(x)
             x = down(x)
+        # The transposed convolution returns to the sites of its skip connection, so their features can be concatenated.
         for up, merge in zip(self.up, self.merge, strict=True):
             x = merge(torch.cat([skips.pop(), up(x)], 1))
         return self.predict(x)
@@ -58,11 +62,6 @@ def _double_convolution(layers: Layers, in_channels: int, channels: int) -> nn.S
     return nn.Sequential(
         convolution_block(layers, in_channels, channels), convolution_block(layers, channels, channels)
     )
-
-
-def _up(layers: Layers, in_channels: int, channels: int) -> nn.Sequential:
-    transposed = layers.transposed(in_channels, channels, 2, 2, False)
-    return nn.Sequential(transposed, layers.norm(channels), nn.ReLU(inplace=True))
 
 
 def sparse_unet(width: int = 16, in_channels: int = 1, classes: int = 2, depth: int = 3) -> VoxelUNet:

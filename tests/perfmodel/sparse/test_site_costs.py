@@ -16,8 +16,7 @@ from distconv.layers.sparse.distributed import DistributedManager
 from distconv.perfmodel.machine.links import Link
 from distconv.perfmodel.machine.machine import Compute, Roofline
 from distconv.perfmodel.sparse.recording import record
-from distconv.perfmodel.sparse.site_costs import SiteCosts
-from distconv.perfmodel.sparse.step_prediction import predict
+from distconv.perfmodel.sparse.site_costs import SiteCosts, predict
 from tests.distconv.layouts import grid_over
 from tests.perfmodel.sparse.examples import cloud, machine, network, resnet
 
