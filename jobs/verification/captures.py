@@ -93,6 +93,7 @@ def _attempt(comm: MPI.Intracomm, attempt: Callable[[], Left]) -> tuple[Left | N
             outcome = attempt()
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
+    # A failure on any rank counts for all, so that all ranks make the same collective calls afterwards.
     failures = [each for each in comm.allgather(text) if each is not None]
     return outcome, failures[0] if failures else None
 
@@ -109,12 +110,13 @@ def _first_difference(expected: Left, actual: Left) -> str:
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
+    # As bytes: NaN equals itself, and -0 differs from 0.
     mine, its = (t.contiguous().view(-1).view(torch.uint8) if t.numel() else t for t in (one, other))
     return torch.equal(mine, its)
 
 
 def block(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """Return a copy of this rank's block of ``tensor``."""
+    """Return a copy of this rank's block of ``tensor``, because a replay may overwrite its memory."""
     local = tensor.local if isinstance(tensor, DistTensor) else tensor
     return None if local is None else local.detach().clone()
 
@@ -146,7 +148,7 @@ class CaptureCase:
         """Return a trainer over ``grid``."""
 
         def train(captured: bool) -> Left:
-            torch.default_generator.manual_seed(5)
+            torch.default_generator.manual_seed(5)  # both trainings draw the same numbers
             model = copy.deepcopy(self.network)
             model = parallelize(model, grid) if self.habits.parallel else model
             return self._train(model, grid, captured)

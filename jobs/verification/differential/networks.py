@@ -168,6 +168,7 @@ LOSSES: dict[str, Loss] = {
 
 def draw(source: Draw) -> DrawnProgram:
     """Draw a network, its data and the options of its steps; two steps of SGD with momentum."""
+    # The order of the draws defines the case of a seed: another order changes all cases, and the approved ones.
     channels = source.number(1, 4)
     network, text = draw_network(source, channels)
     network.train(source.chance(0.9))
@@ -198,6 +199,7 @@ def result_shape(network: DrawnNetwork, x: torch.Tensor) -> torch.Size:
     -------
     torch.Size
     """
+    # Of a copy in evaluation mode, so that the running statistics of ``network`` do not change.
     with torch.no_grad():
         return copy.deepcopy(network).eval()(x, lambda y: y).shape  # type: ignore[no-any-return]
 
@@ -229,7 +231,7 @@ def _train(
             loss = loss + 0.1 * sum(p.pow(2).sum() for p in trained)
         backend.record(f"loss {number}", loss)
         backend.record(f"y {number}", y)
-        backend.together()
+        backend.together()  # a rank that failed in forward sends no messages of backward
         backward(loss, trained, habits.gradients)
         backend.record(f"dL/dx {number}", backend.gradient(x))
         if (number + 1) % habits.accumulate == 0:

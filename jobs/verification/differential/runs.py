@@ -38,6 +38,7 @@ class DrawnCase(runner.Case):
 
     def layouts(self, ranks: int) -> Sequence[CaseLayout]:
         """Return the one layout of the case."""
+        # A stream of its own for each number of ranks: the program of a case is the same on all of them.
         choices = self.choices(f"layout/{ranks}")
         extents = draw_extents(ranks, self.program.spatial, choices)
         first_only = choices.random() < _FIRST_ONLY

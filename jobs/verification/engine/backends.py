@@ -37,6 +37,7 @@ def _inexact(value: torch.Tensor) -> bool:
 
 
 def _random_like(y: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    # Of the global shape, on every rank: all backends and grids have the same numbers.
     dense = torch.randn(y.shape, generator=generator, dtype=torch.float64)
     return (torch.complex(dense, dense.flip(0) if dense.dim() else dense) if y.is_complex() else dense).to(y.dtype)
 
@@ -170,7 +171,7 @@ class ReferenceBackend:
         outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
         generator = torch.Generator().manual_seed(_SEED + 1)
         differentiable = [y for y in outputs if y.requires_grad]
-        for y in differentiable:
+        for y in differentiable:  # the outputs share a graph, which the last backward pass frees
             y.backward(self.direction(_random_like(y, generator), y), retain_graph=y is not differentiable[-1])
         for number, y in enumerate(outputs):
             self.record(f"y{number}", y)

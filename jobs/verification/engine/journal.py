@@ -139,6 +139,7 @@ class Journal:
 
     def _note(self, entry: dict[str, Any]) -> None:
         self._take(entry)
+        # Opened and closed for each entry, so that a killed job loses none.
         if self._path is not None:
             with Folder(self._path.parent) as folder, folder.open_append(self._path.name) as lines:
                 lines.write(json.dumps(entry) + "\n")

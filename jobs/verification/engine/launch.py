@@ -63,6 +63,7 @@ def run(
         All lines of this number of ranks.
     """
     journal = Journal(path if job.comm.rank == 0 else None)
+    # Only rank 0 has the file. All ranks must skip the same cases, whose computation is collective.
     begun, families = job.comm.bcast(journal.begun), set[str]()
     for family, cases in groups:
         families.add(family)
@@ -70,7 +71,7 @@ def run(
         for case in cases:
             key = Key(family, job.comm.size, case.operator, case.option)
             if key not in begun:
-                journal.begin(key)
+                journal.begin(key)  # before the case, which may hang: the next job resumes after it
                 lines = list(job.lines(family, case))
                 journal.end(lines)
                 results += lines

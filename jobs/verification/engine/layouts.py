@@ -167,6 +167,7 @@ def _changed(case: Splittable, resized: str, axis: str, parts: int) -> Extents |
         "one": 1,
         "least": case.least.get(axis, 1),
         "divided": step * math.ceil(6 / step),
+        # More channels than ranks, which do not divide them.
         "ragged": next((n for n in numbers if n > max(parts, 4) and n % parts), None),
         "few": case.multiple if case.multiple < parts else None,
     }

@@ -105,6 +105,7 @@ class CaseRun:
                 # The reference depends on the sizes alone, so layouts with the same sizes share it.
                 if layout.sizes not in parts:
                     parts[layout.sizes] = self._attempt(case, ReferenceBackend(layout))
+                # Each rank computes the reference itself, so all ranks return here or none does.
                 if case.as_torch_takes_it and parts[layout.sizes].refused:
                     return
                 part = self._attempt(case, self.backend(case, layout, grid))
@@ -181,6 +182,7 @@ class CaseRun:
             "" if part.refused or reference.refused else difference(reference.values, part.values, case.condition)
         )
         outcome, reduced = RankOutcome(part.refused, compared), sum(part.traffic.reduced.values())
+        # Every rank classifies the outcomes of all ranks, so all of them have the same verdict.
         shares = self._private.allgather(_Share(outcome, part.traffic.sent, reduced, part.replicates))
         verdict, text = self.classify(reference.refused, [each.outcome for each in shares], case)
         sent: Counter[str] = sum((each.sent for each in shares), Counter())
