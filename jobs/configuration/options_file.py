@@ -101,7 +101,7 @@ def _plain(name: str, value: Any) -> Any:
     """Return a parsed option as a value of YAML: as it is, or as the user writes it on the command line."""
     if name == "grid":
         return ",".join(f"{axis}={parts}" for axis, parts in value.items())
-    if name == "devices":
+    if name == "devices" and not isinstance(value, str):  # "gpu" and "host" stay as they are
         return ",".join(f"{kind}:{count}" for kind, count in value.items())
     if isinstance(value, tuple):
         return ",".join(map(str, value))

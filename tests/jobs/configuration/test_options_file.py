@@ -72,6 +72,14 @@ def test_each_option_is_read_back_as_it_was(words: tuple[str, ...], tmp_path: Pa
     assert tried >= 12
 
 
+@pytest.mark.parametrize("devices", ["gpu", "host", "old:2,new:1"])
+def test_devices_are_read_back_in_all_their_forms(devices: str, tmp_path: Path) -> None:
+    made = cli.make_parser("distconv train classify", importlib.import_module("distconv.jobs.commands.train_classify"))
+    expected = made.parse_args(["--devices", devices])
+    (tmp_path / "a.yaml").write_text(format_options(expected))
+    assert made.parse_args(["--config", str(tmp_path / "a.yaml")]).devices == expected.devices
+
+
 def test_options_of_a_file_exclude_each_other_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.yaml").write_text("plan: old.json")
     with pytest.raises(SystemExit):
