@@ -61,7 +61,7 @@ def sparse_average_pool(features: torch.Tensor, pairs: KernelMap) -> torch.Tenso
     Parameters
     ----------
     features, pairs
-        As in :func:`sparse_sum_pool`.
+        As in ``sparse_sum_pool``.
 
     Returns
     -------

@@ -76,21 +76,9 @@ class _WindowPool(nn.Module):
         features, pairs = manager.gather_needed(x.features, x.sites, sites, self.offsets, 1)
         return SparseTensor.on(sites, manager, manager.wrap_features(self.pool(features, pairs), sites))
 
-    def pool(self, features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
-        """Return the pooled features over a kernel map.
-
-        Parameters
-        ----------
-        features : Tensor
-            Features (N, C) of this rank's sites and of the halo.
-        pairs : KernelMap
-            From the rows of ``features`` to the output sites.
-
-        Returns
-        -------
-        Tensor
-            (N_out, C).
-        """
+    @staticmethod
+    def pool(features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
+        """Return the features (N_out, C) of the output sites from those of this rank's sites and of the halo (N, C)."""
         raise NotImplementedError
 
     def extra_repr(self) -> str:
@@ -105,22 +93,7 @@ class SparseMaxPool(_WindowPool):
     gradient goes to the first of equal elements.
     """
 
-    def pool(self, features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
-        """Return the pooled features over a kernel map.
-
-        Parameters
-        ----------
-        features : Tensor
-            Features (N, C) of this rank's sites and of the halo.
-        pairs : KernelMap
-            From the rows of ``features`` to the output sites.
-
-        Returns
-        -------
-        Tensor
-            (N_out, C).
-        """
-        return sparse_max_pool(features, pairs)
+    pool = staticmethod(sparse_max_pool)
 
 
 class SparseAvgPool(_WindowPool):
@@ -129,43 +102,13 @@ class SparseAvgPool(_WindowPool):
     The divisor is the number of active sites, not the size of the window.
     """
 
-    def pool(self, features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
-        """Return the pooled features over a kernel map.
-
-        Parameters
-        ----------
-        features : Tensor
-            Features (N, C) of this rank's sites and of the halo.
-        pairs : KernelMap
-            From the rows of ``features`` to the output sites.
-
-        Returns
-        -------
-        Tensor
-            (N_out, C).
-        """
-        return sparse_average_pool(features, pairs)
+    pool = staticmethod(sparse_average_pool)
 
 
 class SparseSumPool(_WindowPool):
     """Sum of the active sites in each window, as torch's average pooling with ``divisor_override=1``."""
 
-    def pool(self, features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
-        """Return the pooled features over a kernel map.
-
-        Parameters
-        ----------
-        features : Tensor
-            Features (N, C) of this rank's sites and of the halo.
-        pairs : KernelMap
-            From the rows of ``features`` to the output sites.
-
-        Returns
-        -------
-        Tensor
-            (N_out, C).
-        """
-        return sparse_sum_pool(features, pairs)
+    pool = staticmethod(sparse_sum_pool)
 
 
 _MODES = ("avg", "max", "sum")
