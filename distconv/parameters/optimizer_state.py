@@ -313,8 +313,8 @@ def _buckets(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]
 
 def _exchange_buckets(comm: MPI.Intracomm, buckets: Sequence[Sequence[torch.Tensor]]) -> None:
     """Send each rank's bucket of updated parameters to all other ranks. Collective."""
-    # All ranks have the same buckets, so each can compute the sizes of all messages.
-    # An owner may have fewer buckets than the others. Any tensor of the round has the dtype and device.
+    # All ranks have the same buckets, so each can compute the sizes of all messages. An owner may have fewer buckets
+    # than the others; all tensors of a round have one dtype and device.
     like = next(bucket for bucket in buckets if bucket)[0]
     sizes = [[parameter.numel() for parameter in bucket] for bucket in buckets]
     flat = [like.new_empty(sum(each)) for each in sizes]

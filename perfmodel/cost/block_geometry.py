@@ -210,7 +210,7 @@ def _ghost_widths(
     # Empty blocks have no halo.
     if not out or not own:
         return (0, 0)
-    # Rows outside the input are padding, which nobody sends.
+    # Rows outside the input are padding; no rank sends them.
     start, stop = window.needed(dim, (out.start, out.stop))
     return max(0, own.start - max(start, 0)), max(0, min(stop, extent) - own.stop)
 

@@ -52,7 +52,7 @@ class Hdf5File(Store):
                 check_numeric(self.path, name, stored.shape, dtype)
                 self.stored[name] = StoredDataset(stored.shape, dtype, chunks)
             self.libraries = ("xarray",) if any(each.attributes for each in self._decoders.values()) else ()
-        # An exception in a constructor leaves nobody who could close the file.
+        # If the constructor raises, the caller has no object to close.
         except BaseException:
             self._file.close()
             raise

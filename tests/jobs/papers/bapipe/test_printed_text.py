@@ -45,7 +45,7 @@ def test_rows_of_table_iii_are_printed_as_approved(capsys: Any, monkeypatch: pyt
 
 
 def test_the_table_of_cuts_is_printed_as_approved(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a small network; the numbers that are returned are those that are printed."""
+    """The returned numbers are those in the table. The network is small."""
     monkeypatch.setattr(cuts, "networks", lambda machine: {"small": by_hand(4e6)})
     rows = cuts.cuts_table(Machine.load("v100-pcie"))
     printed = capsys.readouterr().out
