@@ -15,11 +15,12 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from distconv import cli
+from distconv.whole_files import write_file
 
 FOLDER = "reference/commands"
 
 
-class Command(SphinxDirective):
+class CommandPage(SphinxDirective):
     """The description, the options and the examples of one command."""
 
     required_arguments = 1
@@ -54,7 +55,7 @@ class CommandTable(SphinxDirective):
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Add the directives, and write the pages before Sphinx reads them."""
-    app.add_directive("command", Command)
+    app.add_directive("command", CommandPage)
     app.add_directive("command-table", CommandTable)
     app.connect("builder-inited", write_pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
@@ -79,7 +80,7 @@ def write_folder(folder: Path, pages: dict[str, str]) -> None:
     for name, text in pages.items():
         path = folder / name
         if not path.exists() or path.read_text() != text:
-            path.write_text(text)
+            write_file(path, text)
 
 
 def file_name(words: tuple[str, ...]) -> str:

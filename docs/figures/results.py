@@ -65,7 +65,7 @@ def predicted_measured() -> Drawing:
 
 def speed_ratios() -> Drawing:
     """Draw the ratios of step times to those of plain torch, with their ranges."""
-    rows = rows_below("performance.md", "ratio, median over turns (min to max)")
+    rows = rows_below("performance.md", "ratio, median over rounds (min to max)")
     pattern = r"([\d.]+) \(([\d.]+) to ([\d.]+)\)"
     drawing = Drawing(
         640,
@@ -124,12 +124,12 @@ def loss_curves() -> Drawing:
     """Draw the losses of one process and of four ranks, and their relative difference."""
     with (EVIDENCE / "losses.csv").open(newline="") as file:
         rows = [tuple(float(value) for value in row.values()) for row in csv.DictReader(file)]
-    apart = max(abs(four - one) / one for _, one, four in rows)
+    largest = max(abs(four - one) / one for _, one, four in rows)
     drawing = Drawing(
         640,
         330,
         f"Losses of {len(rows)} steps of LeNet-5 on generated digits: one process, and four ranks with n=2,h=2, in "
-        f"float32. The curves coincide; the largest relative difference is {apart:.1g}.",
+        f"float32. The curves coincide; the largest relative difference is {largest:.1g}.",
     )
     left, top, width, height = 80, 30, 540, 230
     most = max(one for _, one, _ in rows)
