@@ -48,8 +48,8 @@ Choices made with knowledge of the published results:
 
 EXPONENTS = """\
 The speed of a kernel that does not fill the device is proportional to a power of the fraction that it fills. The
-constants are fitted again with each power (nearly square grids;
-conv1 on 8 GPUs, conv1_1 with K=5 and conv6_1 with C=384 on 16):
+constants are fitted again with each power (nearly square grids; conv1 on 8 GPUs, conv1_1 with K=5 and conv6_1 with
+C=384 on 16):
 """
 
 POWERS = {"1/2: tiles shrink freely": 1 / 2, "2/3": 2 / 3, "**3/4**": 3 / 4, "1: tiles never shrink": 1.0}
@@ -58,16 +58,15 @@ WIDTHS = "The width of mesh2k, with the calibrated constants:"
 
 WHY = """\
 - **Allreduces.** Predicted allreduces take longer than the backward pass, and speed-ups of Table III fall to 1;
-  published ones fall from 1.8 to 1.4. Each step of an allreduce takes one latency, fitted to Table I (the
-  table below has smaller ones). In Table I, at 8 and 16 GPUs per sample, halos cross nodes while allreduces run;
-  the model has no contention
-  between them. ResNet-50 with up to 4 GPUs per group has no halo between nodes, but three times as many allreduces. The
-  model runs one allreduce at a time, as the paper's does (V-B).
-- **Baseline.** From 2 to 4 GPUs per sample Table II's step is 2.0-2.1 times as fast. Dividing the
-  work cannot give more than 2. The paper says that cuDNN chooses slower algorithms if little memory is left for its
-  workspace (VI-B1), as with 2 GPUs here. A roofline does not depend on the workspace, and halos and fixed costs keep
-  the prediction below 2. All speed-ups of Table II are relative to that column. Those of Table I at 2 GPUs are
-  predicted low for the same reason.
+  published ones fall from 1.8 to 1.4. Each step of an allreduce takes one latency, fitted to Table I (the table below
+  has smaller ones). In Table I, at 8 and 16 GPUs per sample, halos cross nodes while allreduces run; the model has no
+  contention between them. ResNet-50 with up to 4 GPUs per group has no halo between nodes, but three times as many
+  allreduces. The model runs one allreduce at a time, as the paper's does (V-B).
+- **Baseline.** From 2 to 4 GPUs per sample Table II's step is 2.0-2.1 times as fast. Dividing the work cannot give more
+  than 2. The paper says that cuDNN chooses slower algorithms if little memory is left for its workspace (VI-B1), as
+  with 2 GPUs here. A roofline does not depend on the workspace, and halos and fixed costs keep the prediction below 2.
+  All speed-ups of Table II are relative to that column. Those of Table I at 2 GPUs are predicted low for the same
+  reason.
 - **Small domains.** The paper finds that convolutions do not get faster in proportion where domains are small (VI-B1,
   VI-B2). In the model, one number of elements fills a GPU for all kernels, fitted to a network of 304 channels.
   For narrower layers (16 GPUs per sample in Table II) the predicted gain is too large.
