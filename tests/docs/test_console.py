@@ -44,11 +44,8 @@ def alike(expected: str, printed: str, apart: float = 1e-2) -> bool:
 @pytest.mark.mpi
 @pytest.mark.time_limit(300)
 def test_the_commands_of_the_segmentation_tutorial_run(tmp_path: Path) -> None:
-    page, variables, folder = (
-        Path("docs/tutorials/segmentation-3d.md"),
-        environment(tmp_path / "bin"),
-        tmp_path / "work",
-    )
+    page, folder = Path("docs/tutorials/segmentation-3d.md"), tmp_path / "work"
+    variables = environment(tmp_path / "bin")
     folder.mkdir()
     for block in blocks(page):
         if block.file:
