@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from distconv.dispatch import OperatorKind, StridePolicy, rule_of
+from distconv.memory_format import memory_format
 
 _PLAIN = frozenset((int, float, bool, str, type(None)))
 """Types of most other arguments; they are their own keys."""
@@ -106,7 +107,22 @@ def propagate_strides(
         # If the shape depends on values (x[mask]), the assumed outcome may have a different number of dimensions.
         if hasattr(tensor, "_strides") and (strides is None or len(strides) == tensor.dim()):
             tensor._set_layout(tensor.dist, tensor.shape, strides)
+            if tensor is not first and (rule is None or rule.kind is not OperatorKind.VIEW):
+                _convert_block(tensor)
     return result
+
+
+def _convert_block(tensor: Any) -> None:
+    """Copy the block of a new channels-last tensor into that memory format, unless its operator has kept the format.
+
+    Otherwise each of the following operators would convert a block: a kernel computes in the format of its operands.
+    """
+    if tensor._strides is None or tensor.dim() not in (4, 5):
+        return
+    wanted = torch._prims_common.suggest_memory_format(empty_like_global(tensor, device="meta"))
+    block = tensor._local
+    if wanted is not torch.contiguous_format and block.numel() and memory_format(block) is not wanted:
+        tensor._local = block.contiguous(memory_format=wanted)
 
 
 def has_own_strides(tensor: Any) -> bool:

@@ -17,6 +17,7 @@ from distconv.communication.gpu import device_transport
 from distconv.distribution import Distribution, default_axes
 from distconv.errors import DistributionError
 from distconv.grid import ProcessGrid
+from distconv.memory_format import dense
 from distconv.process import watchdog
 from distconv.tensor import DistTensor
 
@@ -109,7 +110,7 @@ def scatter(
         tensor = tensor.as_subclass(torch.Tensor)
     # Collective at its first use, and messages do not choose. So it comes before the redistribution.
     device_transport.choose_transport(dist.grid.world, tensor)
-    local = collectives.redistribute(tensor, dist.replicate(), dist, tensor.shape).contiguous()
+    local = dense(collectives.redistribute(tensor, dist.replicate(), dist, tensor.shape))
     # The block never shares the caller's memory, on any grid: modifying one must not modify the other.
     own = local.clone() if local.data_ptr() == tensor.data_ptr() else local
     strides = None if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()

@@ -26,6 +26,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from distconv.memory_format import new_empty
+
 Range = tuple[int, int]
 """Half-open range of global indices of a dimension. An :class:`~distconv.distribution.Interval` is one."""
 
@@ -184,7 +186,7 @@ class Convolution:
         # One call computes all outputs, and adds the bias. Zeros to add to are needed only for a part of them.
         if touched == self.out:
             return self._convolve(piece, touched, weight, bias)
-        y = piece.values.new_zeros((piece.values.shape[0], weight.shape[0], *(b - a for a, b in self.out)))
+        y = new_empty(piece.values, (piece.values.shape[0], weight.shape[0], *(b - a for a, b in self.out))).zero_()
         # To all outputs, also to those that the piece does not reach. add() passes no bias.
         if bias is not None:
             y += bias.view(-1, *(1,) * len(self.out))
@@ -360,7 +362,7 @@ def assemble_input(pieces: Sequence[Piece], box: tuple[Range, ...]) -> Piece:
         Of the dtype and device of the first piece.
     """
     values = pieces[0].values
-    assembled = values.new_zeros((values.shape[0], *(b - a for a, b in box)))
+    assembled = new_empty(values, (values.shape[0], *(b - a for a, b in box))).zero_()
     for piece in pieces:
         common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, piece.box, strict=True)]
         if all(b > a for a, b in common):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from distconv.memory_format import memory_format
 from distconv.precision import accumulation_dtype
 
 _BLOCK_ELEMENTS = 1 << 19
@@ -249,6 +250,15 @@ def subtract_line(
     mean, slope, level : Tensor
         Shape (1, C, 1, ...).
     """
+    order = memory_format(dx)
+    if order is not torch.contiguous_format and all(t.is_contiguous(memory_format=order) for t in (dx, x)):
+        # Views of shape (positions, C). With the channels last in memory, a few positions at a time.
+        dx, x = (t.movedim(1, -1).flatten(0, -2) for t in (dx, x))
+        mean, slope, level = (t.flatten() for t in (mean, slope, level))
+        step = dx.shape[0] if x.is_cuda else max(1, _BLOCK_ELEMENTS // dx.shape[1])
+        for part, values in zip(dx.split(step), x.split(step), strict=True):
+            part.addcmul_(values - mean, slope, value=-1).sub_(level)
+        return
     blocks = 1 if x.is_cuda else -(-x.numel() // _BLOCK_ELEMENTS)
     if blocks <= 1:
         dx.addcmul_(x - mean, slope, value=-1).sub_(level)

@@ -31,6 +31,7 @@ from distconv.communication.transfer import TransferPlan, transfer_plan
 from distconv.communication.transport import allreduce
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
+from distconv.memory_format import new_empty
 from distconv.process import call_stack
 from distconv.process.profiling import section
 
@@ -142,7 +143,7 @@ class _ReduceScatterRegion(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, partial: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
         ctx.plan = plan
-        total = partial.new_zeros(plan.local_shape)
+        total = new_empty(partial, plan.local_shape).zero_()
         with section("share_out"):
             return plan.start_accumulate([partial], partial, "reduce-scatter").finish(total)
 

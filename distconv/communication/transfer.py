@@ -27,6 +27,7 @@ from distconv.communication.transport import Exchange, Message
 from distconv.distribution import Distribution, Region
 from distconv.errors import DistributionError
 from distconv.grid import ProcessGrid, cached_on_grid
+from distconv.memory_format import new_empty
 from distconv.process.profiling import section
 
 GridLayout = Distribution | Needs
@@ -215,7 +216,7 @@ class Transfer:
         # Detached: the caller's autograd function defines the gradient, with a transfer of its own.
         self._plan, self._local = plan, local.detach()
         # Uninitialized: messages and the rank's own boxes cover all indices.
-        self._received = [local.new_empty(shape) for shape in plan.destination_shapes]
+        self._received = [new_empty(local, shape) for shape in plan.destination_shapes]
         with section("pack"):
             sends = _address(plan.sends, plan.send_packing.pack([self._local]))
         self._buffers = plan.receive_packing.allocate_for_unpack(self._received)

@@ -64,14 +64,22 @@ def to_tuple(value: int | Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def window_needs(
-    dist: Distribution, out_shape: Sequence[int], windows: InputWindows, channels: ChannelNeeds | None = None
+    dist: Distribution,
+    shape: Sequence[int],
+    out_shape: Sequence[int],
+    windows: InputWindows,
+    channels: ChannelNeeds | None = None,
 ) -> Needs:
     """Return the input that each rank needs for its block of the output.
+
+    A dimension along which all ranks own what they need is left out.
 
     Parameters
     ----------
     dist : Distribution
         Distribution of the input and of the output, in balanced blocks.
+    shape : sequence of int
+        Global shape (N, C, [D, [H,]] W) of the input.
     out_shape : sequence of int
         Global shape (N, F, [D, [H,]] W) of the output.
     windows : InputWindows
@@ -87,8 +95,13 @@ def window_needs(
         # Dimensions 0 and 1 (samples, channels) have no windows. A dimension that no axis splits is on this rank
         # already.
         if dim >= 2 and axis is not None:
-            blocks = [dist.intervals(dim, index, out_shape[dim])[0] for index in range(dist.grid.shape[axis])]
-            needs.append((dim, tuple(Interval(*windows.needed(dim - 2, block)) for block in blocks)))
+            ranks = range(dist.grid.shape[axis])
+            needed = [Interval(*windows.needed(dim - 2, dist.intervals(dim, i, out_shape[dim])[0])) for i in ranks]
+            owned = [dist.intervals(dim, i, shape[dim])[0] for i in ranks]
+            inside = [need.intersect(Interval(0, shape[dim])) for need in needed]
+            # The same decision on all ranks: an exchange is collective, and is a step of autograd's graph.
+            if any(need.intersect(own).extent < need.extent for need, own in zip(inside, owned, strict=True)):
+                needs.append((dim, tuple(needed)))
     return Needs(dist, tuple(needs))
 
 
@@ -142,7 +155,7 @@ def gather_needed_input(
     Tensor
         (N, C, [D, [H,]] W) on this rank.
     """
-    needs = _cached_window_needs(x.dist, out_shape, windows, channels)
+    needs = _cached_window_needs(x.dist, x.shape, out_shape, windows, channels)
     # Every rank reaches this call, also one without outputs: its neighbours may need its block.
     local = gather_region(x.local, transfer_plan(x.dist, needs, tuple(x.shape))) if needs.needed else x.local
     wanted = [windows.needed(dim, out) for dim, out in enumerate(spatial_box(x.dist, out_shape))]

@@ -81,6 +81,7 @@ from distconv.layers.common.sharded_weights import (
 )
 from distconv.layers.math.pointwise import pointwise
 from distconv.layers.tensor.reshaping import squeeze, unsqueeze
+from distconv.memory_format import dense
 from distconv.parameters.channel_split import AXIS, ChannelSplit, channel_split, groups_divide
 from distconv.tensor import DistTensor
 
@@ -337,7 +338,7 @@ def _plan_convolution(
     single_call: bool,
 ) -> _ConvolutionPlan:
     """Plan the convolution of x of the global ``shape``; ``split`` is None if channels are not split. Collective."""
-    needs = window_needs(dist, out_shape, geometry, None if split is None else channel_needs(dist, 1, split))
+    needs = window_needs(dist, shape, out_shape, geometry, None if split is None else channel_needs(dist, 1, split))
     exchange = transfer_plan(dist, needs, tuple(shape), ghosts=True)
     ghosts = tuple(box[1:] for box in exchange.destinations)
     out = dist.box(None, out_shape)[2:]
@@ -383,7 +384,7 @@ class _Convolve(torch.autograd.Function):
             inputs = (x, weight, bias)
             return (*differentiable_gradients(plan.differentiable_forward, inputs, wanted, grad), None)
         # The gradient of a sum is expanded: kernels and messages need it in memory.
-        return (*plan.backward(grad.contiguous(), x, weight, saved, wanted), None)
+        return (*plan.backward(dense(grad), x, weight, saved, wanted), None)
 
 
 # -- helpers and registration -----------------------------------------------------------------------------------------

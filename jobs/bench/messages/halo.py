@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
 def _halo_plan(grid: dc.ProcessGrid, shape: tuple[int, ...], kernel: int) -> TransferPlan:
     dist = Distribution(grid, default_axes(None, len(shape)))
     geometry = Geometry((kernel,) * 2, (1, 1), (kernel // 2,) * 2, (1, 1))
-    return transfer_plan(dist, window_needs(dist, shape, geometry), shape, ghosts=True)
+    return transfer_plan(dist, window_needs(dist, shape, shape, geometry), shape, ghosts=True)
 
 
 def _actions(plan: TransferPlan) -> dict[str, Callable[[], object]]:

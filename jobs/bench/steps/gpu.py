@@ -98,7 +98,7 @@ def _convolution(options: argparse.Namespace, comm: MPI.Intracomm, device: torch
     x = random_tensor(dist, shape, device)
     layer = nn.Conv2d(options.channels, options.channels, 3, padding=1, bias=False, device=device)
     plan = transfer_plan(
-        dist, window_needs(dist, x.shape, Geometry(*((n, n) for n in (3, 1, 1, 1)))), shape, ghosts=True
+        dist, window_needs(dist, x.shape, x.shape, Geometry(*((n, n) for n in (3, 1, 1, 1)))), shape, ghosts=True
     )
     ghosts = [torch.randn(s, device=device) for s in plan.destination_shapes]
 

@@ -294,7 +294,9 @@ def test_a_halo_and_its_way_back_are_packed_by_one_kernel_each(late):
     grid = dc.ProcessGrid(comm, h=2, w=comm.size // 2)
     base = dc.Distribution(grid, ("n", None, "h", "w"))
     shape = (2, 3, 9, 7)
-    plan = transfer_plan(base, window_needs(base, shape, Geometry(*((n, n) for n in (3, 1, 1, 1)))), shape, ghosts=True)
+    plan = transfer_plan(
+        base, window_needs(base, shape, shape, Geometry(*((n, n) for n in (3, 1, 1, 1)))), shape, ghosts=True
+    )
     x = cut(normal(*shape), base)
     expected = plan.start(x).finish()
     back = [normal(*part.shape, seed=7) for part in expected]

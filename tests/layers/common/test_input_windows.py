@@ -70,7 +70,17 @@ def test_what_is_needed_by_several_gets_the_sum_of_their_gradients(comm, geometr
 def test_windows_of_what_is_not_split_need_nothing_from_others(comm):
     for grid in grids(comm, "nc"):
         dist = dc.Distribution(grid, ("n", "c", "h", "w"))
-        assert window_needs(dist, (2, 3, 9, 8), GEOMETRIES[0]).needed == ()
+        assert window_needs(dist, (2, 3, 9, 8), (2, 3, 9, 8), GEOMETRIES[0]).needed == ()
+
+
+@pytest.mark.parametrize(("extent", "needs"), [(8, False), (9, True)])
+def test_windows_that_do_not_cross_blocks_need_nothing_from_others(comm, extent, needs):
+    pool = Geometry((2, 2), (2, 2), (0, 0), (1, 1))
+    for grid in grids(comm, "h"):
+        size = extent * comm.size
+        dist = dc.Distribution(grid, ("n", "c", "h", "w"))
+        found = window_needs(dist, (1, 1, size, 4), (1, 1, size // 2, 2), pool).needed
+        assert bool(found) == (needs and comm.size > 1)
 
 
 def test_a_rank_without_outputs_is_part_of_the_graph():

@@ -76,10 +76,11 @@ def test_halos_are_what_ranks_need_beyond_what_they_own(comm, kernel, stride):
         window = KernelWindow((kernel,), (stride,), (padding,), (dilation,))
         grid = dc.ProcessGrid(comm, w=comm.size)
         dist = Distribution(grid, ("n", "c", "w"))
-        needs = window_needs(dist, (1, 1, out), Geometry((kernel,), (stride,), (padding,), (dilation,)))
+        geometry = Geometry((kernel,), (stride,), (padding,), (dilation,))
+        boxes = window_needs(dist, (1, 1, extent), (1, 1, out), geometry)
         needed = []
         for rank in range(comm.size):
-            own, need = dist.box(rank, (1, 1, extent))[2], needs.needed[0][1][rank]
+            own, need = dist.box(rank, (1, 1, extent))[2], boxes.intervals(2, rank, extent)[0]
             below, above = own.start - max(0, need.start), min(extent, need.stop) - own.stop
             needed.append((max(0, below), max(0, above)))
         assert block_geometry.widest_halo(window, extent, out, comm.size, 0) == max(needed, key=sum)
