@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import distconv as dc
+from distconv.memory_format import memory_format
 from tests.distconv.layouts import normal
 
 UP_TO_SIX_RANKS = pytest.mark.ranks(at_most=6)
@@ -40,6 +41,13 @@ def check_same_gradient(found: torch.Tensor, expected: torch.Tensor, what: str) 
     if isinstance(found, dc.DistTensor):
         assert isinstance(found.grad, dc.DistTensor), what
         assert found.grad.dist == found.dist, what
+
+
+def check_block_format(tensor: dc.DistTensor, what: str) -> None:
+    """Check that the block of a channels-last tensor, unless it is a view, lies in memory as the tensor says."""
+    stated = memory_format(torch.empty_strided(tensor.shape, tensor.stride(), device="meta"))
+    if stated is not torch.contiguous_format and tensor.local.numel() and tensor._view is None:
+        assert memory_format(tensor.local) in (stated, memory_format(torch.empty_like(tensor.local))), what
 
 
 def leaf(tensor: torch.Tensor) -> torch.Tensor:
@@ -74,6 +82,7 @@ def same_as_one_process(
     assert found.requires_grad == y.requires_grad, f"y on {target}"
     orders = y.stride(), torch.empty(y.shape, device="meta").stride()
     assert found.stride() in orders, f"y on {target}: strides {found.stride()}, which are neither of {orders}"
+    check_block_format(found, f"y on {target}")
     for number, (one, expected) in enumerate(zip([*split, *plain_leaves], leaves, strict=True)):
         close(whole(one), expected.detach(), f"input {number} after the call on {target}")
     if y.requires_grad:

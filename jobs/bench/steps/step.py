@@ -2,7 +2,8 @@
 
 Variants are interleaved, a few steps each, so that a drift of the machine's speed affects all of them. The machine
 should be idle otherwise. Plain torch runs in child processes that never load distconv: with default settings, with
-glibc set to keep freed memory, and with each installed allocator. The fastest of them is the reference.
+glibc set to keep freed memory, with each installed allocator, in both memory formats, and compiled. The fastest of them
+is the reference.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from mpi4py import MPI
@@ -30,7 +31,7 @@ from distconv.process.memory import allocator, caching_allocators
 
 EXAMPLES = """\
 examples:
-  mpiexec -n 2 distconv bench step --size 512 --channels 16 --layers 4
+  mpiexec -n 2 distconv bench step --size 512 --channels 16 --layers 4 --memory-format channels_last
   mpiexec -n 4 distconv bench step --size 256 512 --batch 4 --grid n=2,h=2
 """
 
@@ -52,6 +53,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--layers", type=positive_int, default=4, help="number of layers (default: %(default)s)")
     parser.add_argument("--batch", type=positive_int, default=1, help="samples per step (default: %(default)s)")
+    parser.add_argument(
+        "--memory-format",
+        choices=torch_step.FORMATS,
+        default="contiguous",
+        help="memory format of the input and the weights of distconv; torch is measured in both (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--no-compile",
+        dest="compile",
+        action="store_false",
+        help="do not compare with torch.compile, which needs a compiler and a minute",
+    )
     parser.add_argument("--grid", type=grid_shape, metavar="h=2", help="process grid (default: h over all ranks)")
     parser.add_argument(
         "--rounds",
@@ -65,6 +78,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     report.add_json_argument(parser)
 
 
+class _Torch(NamedTuple):
+    """A way to run plain torch."""
+
+    threads: int
+    allocator: str
+    """Kind of :mod:`distconv.process.memory.allocator`."""
+    memory_format: str
+    mode: str = "eager"
+    """``eager`` or ``compiled``."""
+
+
 _ALLOCATOR = ("MALLOC_", "MIMALLOC_", "THP_", "LD_PRELOAD")
 """Prefixes of environment variables that select an allocator. The reference process does not inherit them."""
 
@@ -72,10 +96,11 @@ _ALLOCATOR = ("MALLOC_", "MIMALLOC_", "THP_", "LD_PRELOAD")
 class _TorchChild:
     """Plain torch in a child process, which takes steps on request."""
 
-    def __init__(self, threads: int, kind: str, options: argparse.Namespace, size: int) -> None:
+    def __init__(self, how: _Torch, options: argparse.Namespace, size: int) -> None:
         env = {name: value for name, value in environment_without_launcher().items() if not name.startswith(_ALLOCATOR)}
-        env |= {"OMP_NUM_THREADS": str(threads)} | allocator.environment(kind)
-        words = (options.layer, size, options.channels, options.layers, options.batch, threads)
+        env |= {"OMP_NUM_THREADS": str(how.threads)} | allocator.environment(how.allocator)
+        sizes = (size, options.channels, options.layers, options.batch)
+        words = (options.layer, *sizes, how.memory_format, how.threads, how.mode)
         self._process = subprocess.Popen(
             [sys.executable, torch_step.__file__, *map(str, words)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True,
@@ -94,10 +119,23 @@ class _TorchChild:
         self._process.communicate("0\n")
 
 
-def _allocators() -> list[tuple[str, str]]:
-    """Return the name and the kind of each allocator that plain torch can use here."""
+def _ways_to_run_torch(threads: int, ranks: int, options: argparse.Namespace) -> dict[str, _Torch]:
+    """Return how plain torch is run: with the threads of all ranks, and last with those of one rank."""
+    total = threads * ranks
     libraries = filter(caching_allocators.find_installed, caching_allocators.FILES)
-    return [("as shipped", "system"), ("heap", "heap"), *((name, name) for name in libraries)]
+    names = {"as shipped": "system", "heap": "heap"} | {name: name for name in libraries}
+    ways = {f"torch, {total} threads, {name}": _Torch(total, kind, "contiguous") for name, kind in names.items()}
+    of_all, of_one = f"torch, {total} threads, heap", f"torch, {threads} thread(s), {allocator.kind}"
+    ways[f"{of_all}, channels_last"] = _Torch(total, "heap", "channels_last")
+    if options.compile:
+        ways |= {
+            f"{of_all}, compiled": _Torch(total, "heap", "contiguous", "compiled"),
+            f"{of_all}, channels_last, compiled": _Torch(total, "heap", "channels_last", "compiled"),
+        }
+    return ways | {
+        of_one: _Torch(threads, allocator.kind, "contiguous"),
+        f"{of_one}, channels_last": _Torch(threads, allocator.kind, "channels_last"),
+    }
 
 
 def _distributed(
@@ -105,14 +143,11 @@ def _distributed(
 ) -> Callable[[int], float]:
     """Return a function that takes eager or captured steps over a grid and returns the median of their seconds."""
     grid = dc.ProcessGrid(comm, **grid_axes)
-    model, sample = torch_step.build(options.layer, size, options.channels, options.layers, options.batch)
+    sizes = (size, options.channels, options.layers, options.batch)
+    model, x, labels = torch_step.build(options.layer, *sizes, memory_format=options.memory_format)
     dc.parallelize(model, grid)
-    x = dc.scatter(sample, grid)
-
-    def step() -> None:
-        torch_step.step(model, x)
-
-    act = dc.capture(step) if captured else step
+    trained = torch_step.training(model, dc.scatter(x, grid), dc.scatter(labels, grid, dims="nhw"))
+    act = dc.capture(trained.step) if captured else trained.step
     for _ in range(2):  # without and with existing gradients: each case has its own recording
         act()
     return lambda count: statistics.median(time_action(comm, CPU, act) for _ in range(count))
@@ -124,23 +159,21 @@ def _measure(
     """Measure seconds per step of every variant, and bytes of messages and all-reduces in a step; valid on rank 0."""
     alone = world.rank == 0
     threads = torch.get_num_threads()
-    total = threads * world.size
     grid = options.grid or {"h": world.size}
     together = _distributed(world, grid, options, size)
     with count_traffic() as traffic:
         together(1)
     counts = {"messages": sum(traffic.sent.values()), "sums": sum(traffic.reduced.values())}
     moved = {name: world.allreduce(count) for name, count in counts.items()}
-    processes = {f"torch, {total} threads, {name}": (total, kind) for name, kind in _allocators()}
-    processes[f"torch, {threads} thread(s), {allocator.kind}"] = threads, allocator.kind
-    children = {name: _TorchChild(*words, options, size) for name, words in processes.items() if alone}
+    ways = _ways_to_run_torch(threads, world.size, options)
+    children = {name: _TorchChild(how, options, size) for name, how in ways.items() if alone}
     steps = {
         f"distconv, {world.size} ranks x {threads} thread(s)": together,
         f"distconv, {world.size} ranks x {threads} thread(s), captured": _distributed(
             world, grid, options, size, captured=True
         ),
         f"distconv, 1 rank x {threads} thread(s)": _distributed(MPI.COMM_SELF, {}, options, size) if alone else None,
-        **{name: children[name].steps if alone else None for name in processes},
+        **{name: children[name].steps if alone else None for name in ways},
     }
     variants = {name: partial(take, options.steps) if take else idle for name, take in steps.items()}
     times = time_interleaved(world, variants, options.rounds, asleep=True)
@@ -157,7 +190,7 @@ def run(options: argparse.Namespace) -> int:
     if world.rank == 0:
         print(
             report.heading(
-                f"training step, float32, N={options.batch}, {options.layers} x "
+                f"training step, float32, {options.memory_format}, N={options.batch}, {options.layers} x "
                 f"({torch_step.KINDS[options.layer]}), {options.channels} channels"
             )
         )
@@ -166,17 +199,20 @@ def run(options: argparse.Namespace) -> int:
         if world.rank == 0:
             bytes_moved[str(size)] = moved
             median[str(size)] = medians(times)
-            _print(size, times)
+            _print(size, times, world.size)
             print(f"all ranks send {moved['messages']:,} bytes in messages in a step, {moved['sums']:,} in all-reduces")
     if world.rank == 0:
         report.print_json({"median_s": median, "moved_bytes": bytes_moved}, options.json)
     return 0
 
 
-def _print(size: int, times: dict[str, list[float]]) -> None:
-    (ranks, captured, one, *torchs, one_thread) = times  # in the order in which _measure() makes the variants
-    fastest = min((*torchs, one_thread), key=lambda name: statistics.median(times[name]))
+def _print(size: int, times: dict[str, list[float]], world_size: int) -> None:
+    (ranks, captured, one, *torchs) = times  # in the order in which _measure() makes the variants
+    fastest = min(torchs, key=lambda name: statistics.median(times[name]))
+    one_thread = min(torchs[-2:], key=lambda name: statistics.median(times[name]))
     print(f"\n{size} x {size}\n{report.time_table(times, fastest)}")
+    limit = 1e3 * statistics.median(times[one_thread]) / world_size
+    print(f"limit: {limit:.2f} ms, the time of {one_thread}, divided by {world_size} ranks")
     for a, b in ((ranks, fastest), (captured, fastest), (ranks, torchs[0]), (one, one_thread)):
         pairs = [x / y for x, y in zip(times[a], times[b], strict=True)]
         print(

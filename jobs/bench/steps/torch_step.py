@@ -1,7 +1,7 @@
 """The step that ``distconv bench step`` times, in plain torch; run as a program it is the reference process.
 
-Arguments: kind of layer, size, channels, layers, batch, threads. It reads a number of steps per line and answers with
-their seconds.
+Arguments: kind of layer, size, channels, layers, batch, memory format, threads, ``eager`` or ``compiled``. It reads a
+number of steps per line and answers with their seconds.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -54,16 +55,41 @@ class GlobalFilter(nn.Module):
         return x + filtered
 
 
+def _normalized_convolution(channels: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU())
+
+
 KINDS = {
     "convolution": "conv 3x3 + ReLU",
+    "batch-norm": "conv 3x3 + batch norm + ReLU",
     "attention": f"attention over all pixels, {HEADS} heads",
     "fourier": "rfft2, product with weights, irfft2",
 }
 """Kinds of layers."""
 
+FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+"""Memory formats of the input and of the weights."""
 
-def build(kind: str, size: int, channels: int, layers: int, batch: int) -> tuple[nn.Module, torch.Tensor]:
-    """Return the model and its input (batch, channels, size, size), float32, seeded.
+
+class Training(NamedTuple):
+    """A model with its optimizer and a mini-batch: an input (N, C, H, W) and labels (N, H, W)."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    x: torch.Tensor
+    labels: torch.Tensor
+
+    def step(self) -> None:
+        """Take a step: forward, cross entropy over the channels, backward, update."""
+        self.optimizer.zero_grad()
+        F.cross_entropy(self.model(self.x), self.labels).backward()
+        self.optimizer.step()
+
+
+def build(
+    kind: str, size: int, channels: int, layers: int, batch: int, *, memory_format: str = "contiguous"
+) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """Return the model, its input (batch, channels, size, size) in float32, and labels (batch, size, size); seeded.
 
     Parameters
     ----------
@@ -77,44 +103,61 @@ def build(kind: str, size: int, channels: int, layers: int, batch: int) -> tuple
         Number of layers.
     batch : int
         Samples of a mini-batch.
+    memory_format : str
+        One of :data:`FORMATS`.
 
     Returns
     -------
-    (torch.nn.Module, torch.Tensor)
+    (torch.nn.Module, torch.Tensor, torch.Tensor)
     """
     torch.manual_seed(0)
     make: Callable[[], nn.Module] = {
         "convolution": lambda: nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU()),
+        "batch-norm": lambda: _normalized_convolution(channels),
         "attention": lambda: Attention(channels),
         "fourier": lambda: GlobalFilter(channels, size),
     }[kind]
-    return nn.Sequential(*(make() for _ in range(layers))), torch.randn(batch, channels, size, size)
+    order = FORMATS[memory_format]
+    model = nn.Sequential(*(make() for _ in range(layers)))
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            layer.to(memory_format=order)  # type: ignore[call-overload]
+    x = torch.randn(batch, channels, size, size).to(memory_format=order)
+    return model, x, torch.randint(0, channels, (batch, size, size))
 
 
-def step(model: nn.Module, x: torch.Tensor) -> None:
-    """Run forward and backward, with gradients of the weights.
+def training(model: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> Training:
+    """Return the training of a model by SGD.
 
     Parameters
     ----------
     model : torch.nn.Module
     x : torch.Tensor
+        Input.
+    labels : torch.Tensor
+        Class of each position.
+
+    Returns
+    -------
+    Training
     """
-    for parameter in model.parameters():
-        parameter.grad = None
-    model(x).sum().backward()
+    return Training(model, torch.optim.SGD(model.parameters(), 1e-3), x, labels)
 
 
 def main() -> None:
     """Take the requested numbers of steps until a request is 0."""
-    kind, *numbers = sys.argv[1:]
-    *sizes, threads = map(int, numbers)
-    torch.set_num_threads(threads)
-    model, x = build(kind, *sizes)
+    kind, *sizes, memory_format, threads, mode = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    size, channels, layers, batch = map(int, sizes)
+    model, x, labels = build(kind, size, channels, layers, batch, memory_format=memory_format)
+    if mode == "compiled":
+        model.compile()
+    trained = training(model, x, labels)
     while count := int(sys.stdin.readline() or 0):
         times = []
         for _ in range(count):
             start = time.perf_counter()
-            step(model, x)
+            trained.step()
             times.append(time.perf_counter() - start)
         print(json.dumps(times), flush=True)
 
