@@ -278,7 +278,7 @@ def test_grids_of_a_sparse_network_are_for_the_voxels_of_the_options(line: Line,
 
 
 @pytest.mark.parametrize(
-    ("model", "sample", "task"), [("resnet20", "3,32,32", "classify"), ("unet", "3,16,16", "segmentation")]
+    ("model", "sample", "task"), [("resnet20", "3,32,32", "classify"), ("unet3d", "3,16,16,16", "segmentation")]
 )
 def test_a_plan_is_given_to_training_of_the_same_network(model: str, sample: str, task: str) -> None:
     words = f"--model {model} --width 4 --classes 7 --input {sample} --batch 6 --machine x --ranks 2 --out p.json"
