@@ -35,7 +35,7 @@ QUICK = [
 
 
 @pytest.mark.long
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3)
 @pytest.mark.usefixtures("fallback")
 @pytest.mark.filterwarnings("ignore:.*Tensor support is in beta state")
 @pytest.mark.parametrize("name", QUICK)
@@ -57,7 +57,7 @@ WITHOUT_ELEMENTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3)
 @pytest.mark.usefixtures("fallback")
 @pytest.mark.parametrize("name", WITHOUT_ELEMENTS)
 def test_a_sample_without_elements_is_computed_or_rejected_as_in_one_process(comm, name):
