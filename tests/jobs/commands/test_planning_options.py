@@ -14,7 +14,7 @@ import torch
 
 from distconv.jobs.commands import explore, make_mesh, make_pointcloud, plan, plan_pointcloud, profile, simulate
 from distconv.jobs.planning import report
-from distconv.jobs.planning.options import RankOption, trace_network
+from distconv.jobs.planning.options import trace_network
 from distconv.perfmodel import Machine
 from distconv.perfmodel.strategy.selection import select
 from tests.jobs.command_lines import Line, pairs, parsed
@@ -353,12 +353,6 @@ def test_clouds_are_made_as_the_options_say(line: Line, monkeypatch: pytest.Monk
         f"shapes ({expected['samples']} train, {heldout} test), {expected['points']} points each, seed "
         f"{expected['seed']}"
     )
-
-
-def test_ranks_are_a_number_or_the_most_that_may_be() -> None:
-    needed = "--model unet --input 18,16,12 --machine x --batch 4 --ranks".split()
-    assert parsed("plan", *needed, "6").ranks == RankOption(6, at_most=False)
-    assert parsed("plan", *needed, "at-most:6").ranks == RankOption(6, at_most=True)
 
 
 def test_a_device_of_layers_is_the_one_of_the_option(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ PAGE = ROOT / "docs" / "evidence" / "conformance.md"
 @pytest.mark.parametrize("family", TABLE)
 def test_a_part_of_the_table_has_nothing_wrong(comm, family):
     run = CaseRun(comm)
-    lines = [line for case in TABLE[family][::14] for line in run.lines(family, case)]
+    lines = [line for case in TABLE[family][::25] for line in run.lines(family, case)]
     assert not [line for line in lines if line.verdict in BAD]
     assert any(line.verdict is Verdict.EXACT for line in lines)
 

@@ -181,14 +181,3 @@ def test_an_allreduce_counts_its_buffer_and_its_ranks(comm):
     assert inner.reduced == {("a sum", comm.size): 40}
     assert outer.reduced == {("a sum", comm.size): 40, ("another sum", comm.size): 20}
     assert not outer.sent
-
-
-@pytest.mark.ranks(at_least=2)
-def test_a_training_step_counts_what_it_sums_over_the_ranks(comm):
-    grid = grid_over(comm, n=comm.size)
-    model = dc.parallelize(torch.nn.Linear(3, 2, dtype=torch.float64), grid, broadcast=True)
-    x = dc.scatter(normal(9, 3), grid)
-    with count_traffic() as traffic:
-        model(x).sum().backward()
-    assert traffic.reduced["gradient sum of 2 parameters", comm.size] == (3 * 2 + 2) * 8 + riders_bytes(comm.size)
-    assert sum(traffic.reduced.values()) == 8 * 8 + riders_bytes(comm.size) + 8
