@@ -35,6 +35,13 @@ def lines_of(data: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (data / "out" / "metrics.jsonl").read_text().splitlines()]
 
 
+def assert_of_two_epochs(lines: list[dict[str, Any]]) -> None:
+    """Lines of three steps in each epoch, evaluated after it, at the end on all groups."""
+    steps = [(step, None) for step in range(1, 7)]
+    expected = [*steps[:3], (3, "test"), *steps[3:], (6, "train"), (6, "test")]
+    assert [(line["step"], line.get("evaluation")) for line in lines] == expected
+
+
 TIMES = {"seconds": 0, "samples_per_s": 0}
 
 
@@ -73,13 +80,7 @@ def test_it_writes_metrics_a_summary_checkpoints_and_a_picture_and_resumes(
     assert cli.main(command(comm, data, "--epochs", "2", "--checkpoint-every", "4")) == 0
     comm.Barrier()
     lines = lines_of(data)
-    assert [(line["step"], line.get("evaluation")) for line in lines] == [
-        *((step, None) for step in (1, 2, 3)),
-        (3, "test"),
-        *((step, None) for step in (4, 5, 6)),
-        (6, "train"),
-        (6, "test"),
-    ]
+    assert_of_two_epochs(lines)
     assert set(lines[0]) == {"step", "epoch", "loss", "lr", "seconds", "samples_per_s"}
     summary = json.loads((data / "out" / "summary.json").read_text())
     assert summary["test_accuracy"] == lines[-1]["accuracy"] == lines[-1]["correct"] / 21

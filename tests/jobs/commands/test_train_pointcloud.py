@@ -15,7 +15,7 @@ from distconv.jobs.pointcloud.folders import convert
 from distconv.jobs.training.picture import ResultFigure
 from distconv.pipeline import PipelinePlan
 from tests.jobs.command_lines import assert_refused
-from tests.jobs.commands.test_train_classify import assert_resumes_with_the_same_lines, lines_of
+from tests.jobs.commands.test_train_classify import assert_of_two_epochs, assert_resumes_with_the_same_lines, lines_of
 from tests.jobs.images.image_files import written
 from tests.jobs.pointcloud.cloud_files import write_modelnet, write_ours
 
@@ -41,13 +41,7 @@ def test_it_writes_metrics_a_summary_checkpoints_and_a_picture_and_resumes(
     assert cli.main(command(comm, folder, "--epochs", "2", "--checkpoint-every", "4")) == 0
     comm.Barrier()
     lines = lines_of(folder)
-    assert [(line["step"], line.get("evaluation")) for line in lines] == [
-        *((step, None) for step in (1, 2, 3)),
-        (3, "test"),
-        *((step, None) for step in (4, 5, 6)),
-        (6, "train"),
-        (6, "test"),
-    ]
+    assert_of_two_epochs(lines)
     summary = json.loads((folder / "out" / "summary.json").read_text())
     assert summary["test_accuracy"] == lines[-1]["accuracy"] == lines[-1]["correct"] / 2
     assert summary["train_accuracy"] == lines[-2]["correct"] / 5

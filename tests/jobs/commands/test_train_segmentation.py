@@ -28,6 +28,7 @@ def command(comm: Any, path: Path, out: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.long
+@pytest.mark.ranks(1, 4)
 def test_it_trains_evaluates_and_predicts(comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = written(shared_tmp_path / "a.h5", comm), shared_tmp_path / "out"
     more = ["--epochs", "2", "--crop", "h=6", "--mirror", "wh", "--class-weights", "1,2,1", "--loss"]

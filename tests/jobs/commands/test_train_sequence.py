@@ -15,7 +15,7 @@ from distconv import cli
 from distconv.jobs.sequence import samples
 from distconv.jobs.training.picture import ResultFigure
 from tests.jobs.command_lines import assert_refused
-from tests.jobs.commands.test_train_classify import lines_of
+from tests.jobs.commands.test_train_classify import assert_of_two_epochs, lines_of
 from tests.jobs.images.image_files import written
 from tests.jobs.sequence.sound_files import write_file, write_folder
 
@@ -42,13 +42,7 @@ def test_it_writes_metrics_a_summary_checkpoints_and_a_picture_and_resumes_by_an
     assert cli.main(command(comm, folder, *exact, "--checkpoint-every", "4", "--method", "blelloch")) == 0
     comm.Barrier()
     lines = lines_of(folder)
-    assert [(line["step"], line.get("evaluation")) for line in lines] == [
-        *((step, None) for step in (1, 2, 3)),
-        (3, "test"),
-        *((step, None) for step in (4, 5, 6)),
-        (6, "train"),
-        (6, "test"),
-    ]
+    assert_of_two_epochs(lines)
     summary = json.loads((folder / "out" / "summary.json").read_text())
     assert summary["test_accuracy"] == lines[-1]["accuracy"] == lines[-1]["correct"] / 3
     assert summary["baselines"] == {"majority vote": pytest.approx(1 / 3)}

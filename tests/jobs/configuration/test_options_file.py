@@ -158,7 +158,7 @@ seed: 5
 
 
 @pytest.mark.long
-@pytest.mark.ranks(1, 2)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("task", TRAININGS)
 def test_a_run_from_its_saved_file_is_the_same_bit_for_bit(
     comm: Any, shared_tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch

@@ -41,7 +41,7 @@ PLANS = {
 
 
 @pytest.mark.long
-@on_ranks
+@pytest.mark.ranks(2, 4)
 def test_a_plan_takes_the_same_steps_as_a_grid_and_scores_alike(comm: Any, shared_tmp_path: Path) -> None:
     samples = MeshSamples(written(shared_tmp_path / "mesh.h5", comm), comm)
     found = []
