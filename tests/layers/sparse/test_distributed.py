@@ -175,7 +175,7 @@ def test_what_goes_down_and_comes_back_up_has_the_finer_sites(comm):
 
 
 @pytest.mark.long
-@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize(
     "build",
     [
