@@ -29,18 +29,6 @@ def scaled_losses_are_accumulated(b: Bench) -> Found:
 
 
 @idiom
-def the_rate_falls_where_the_loss_stays(b: Bench) -> Found:
-    """A schedule that reads a distributed loss."""
-    scheduler, rates = torch.optim.lr_scheduler.ReduceLROnPlateau(b.optimizer, patience=0, threshold=10.0), []
-    for seed in range(4):
-        b.step(seed)
-        with torch.no_grad():
-            scheduler.step(b.loss(9))
-        rates.append(b.optimizer.param_groups[0]["lr"])
-    return b.state() | {"rates": torch.tensor(rates)}
-
-
-@idiom
 def layers_compute_in_bfloat16(b: Bench) -> Found:
     """What is the same whatever the order of sums: the dtypes of all results and gradients."""
     found: Found = {}

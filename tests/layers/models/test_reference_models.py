@@ -88,7 +88,7 @@ def test_every_reference_model_is_among_the_cases() -> None:
     assert {case.model for case in [*CASES, DEEP]} == set(MODELS)
 
 
-RELATED_MODELS = ("vgg11", "vgg16", "resnet56", "cosmoflow")
+RELATED_MODELS = ("vgg11", "vgg16", "vgg16_bn", "resnet56", "cosmoflow", "mesh2k")
 """Deeper or plainer ones of others in the list; the last is run on other numbers of ranks in any case."""
 
 
