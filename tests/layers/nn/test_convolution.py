@@ -223,13 +223,6 @@ def test_little_work_is_convolved_at_once(comm):
     assert (names.count("aten::conv2d"), names.count("aten::convolution_backward")) == (1, 1)
 
 
-def test_groups_over_ranks_equal_one_process(comm):
-    grid = grid_over(comm, c=comm.size)
-    for groups in (comm.size, 2 * comm.size):
-        layer = built(lambda groups=groups: nn.Conv2d(2 * groups, groups, 3, padding=1, groups=groups))
-        check_module_same_as_one_process(grid, layer, normal(2, 2 * groups, 5, 4))
-
-
 def test_a_bias_alone_has_its_gradient(comm):
     layer = built(lambda: nn.Conv2d(3, 2, 3, padding=1))
     layer.weight.requires_grad_(False)
