@@ -26,18 +26,6 @@ def conflicting_gradients_are_projected(b: Bench) -> Found:
 
 
 @idiom
-def class_activation_maps_weigh_the_features(b: Bench) -> Found:
-    """Grad-CAM."""
-    maps = b.model.features(b.images())
-    maps.retain_grad()
-    scores = b.model.head(F.relu(b.model.hidden(maps.mean((2, 3)))))
-    scores.max(1).values.sum().backward()
-    cam = F.relu((maps.grad.mean((2, 3), keepdim=True) * maps).sum(1, keepdim=True))
-    low, high = cam.amin((2, 3), keepdim=True), cam.amax((2, 3), keepdim=True)
-    return {"map": F.interpolate((cam - low) / (high - low + 1e-6), size=(14, 18), mode="bilinear")}
-
-
-@idiom
 def an_image_is_attacked_in_several_projected_steps(b: Bench) -> Found:
     """PGD with a random start."""
     x = b.images()
@@ -48,17 +36,6 @@ def an_image_is_attacked_in_several_projected_steps(b: Bench) -> Found:
         delta.data = (delta.data + 0.05 * delta.grad.sign()).clamp(-0.1, 0.1)
         delta.grad.zero_()
     return {"delta": delta}
-
-
-@idiom
-def samples_have_gradients_one_by_one(b: Bench) -> Found:
-    b.model.eval()
-    losses = F.cross_entropy(b.model(b.images()), b.labels(), reduction="none")
-    norms = []
-    for index in range(len(losses)):
-        grads = torch.autograd.grad(losses[index], list(b.model.parameters()), retain_graph=True)
-        norms.append(torch.stack([g.norm() for g in grads]).norm())
-    return {"norms": torch.stack(norms)}
 
 
 @idiom
@@ -106,63 +83,3 @@ def weights_are_stepped_as_their_gradients_come(b: Bench) -> Found:
     for seed in range(2):
         b.loss(seed).backward()
     return b.state()
-
-
-@idiom
-def a_fixed_point_has_an_implicit_gradient(b: Bench) -> Found:
-    """A deep equilibrium model: solved without a graph, with a hook that solves for the gradient."""
-    net, x = b.made(lambda: nn.Conv2d(3, 3, 3, padding=1)), b.images()
-
-    def step(z: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(0.3 * net(z) + x)
-
-    with torch.no_grad():
-        z, before = step(torch.zeros_like(x)), torch.zeros_like(x)
-        while (z - before).norm() / z.norm() > 1e-9:
-            z, before = step(z), z
-    y = step(z)
-    start = y.clone().detach().requires_grad_()
-    again = step(start)
-
-    def solve(gradient: torch.Tensor) -> torch.Tensor:
-        found = gradient
-        for _ in range(20):
-            found = torch.autograd.grad(again, start, found, retain_graph=True)[0] + gradient
-        return found
-
-    y.register_hook(solve)
-    y.square().mean().backward()
-    return {"y": y} | b.gradients(net)
-
-
-@idiom
-def tasks_are_balanced_by_their_gradients(b: Bench) -> Found:
-    """GradNorm."""
-    weights = nn.Parameter(torch.ones(2, dtype=torch.float64))
-    features = b.model.features(b.images())
-    answers = b.model.head(F.relu(b.model.hidden(features.mean((2, 3)))))
-    losses = torch.stack([features.square().mean(), F.cross_entropy(answers, b.labels())])
-    shared = b.model.second.weight
-    norms = torch.stack([
-        torch.norm(w * torch.autograd.grad(loss, shared, retain_graph=True, create_graph=True)[0])
-        for w, loss in zip(weights, losses, strict=True)
-    ])  # fmt: skip
-    target = (norms.mean() * (losses / losses.mean()) ** 0.12).detach()
-    (weights.grad,) = torch.autograd.grad((norms - target).abs().sum(), weights, retain_graph=True)
-    (weights.detach() * losses).sum().backward()
-    return {"of weights": weights.grad, "norms": norms} | b.gradients()
-
-
-@idiom
-def one_perturbation_fools_all_images(b: Bench) -> Found:
-    change = torch.zeros(1, 3, 7, 9, dtype=torch.float64, requires_grad=True)
-    own = nn.Parameter(torch.zeros_like(b.images()))
-    for seed in range(2):
-        F.cross_entropy(b.model(b.images(seed) + change + own), b.labels()).backward()
-        with torch.no_grad():
-            change += 0.1 * change.grad.sign()
-            change.clamp_(-0.1, 0.1)
-            own -= own.grad / own.grad.norm()
-        change.grad.detach_().zero_()
-        own.grad.detach_().zero_()
-    return {"change": change, "own": own}

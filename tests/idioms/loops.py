@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 import distconv as dc
-from tests.distconv.layouts import normal
 from tests.idioms.bench import Bench, Found
 from tests.idioms.table import idiom
 
@@ -27,52 +25,6 @@ def scaled_losses_are_accumulated(b: Bench) -> Found:
     scaler.unscale_(b.optimizer)
     scaler.step(b.optimizer)
     scaler.update()
-    return b.state()
-
-
-@idiom
-def a_closure_accumulates(b: Bench) -> Found:
-    optimizer = torch.optim.LBFGS(b.model.parameters(), 0.1, max_iter=2)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        with b.no_sync():
-            b.loss(0).backward()
-        loss = b.loss(1)
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    return b.state()
-
-
-@idiom
-def the_rate_falls_where_the_loss_stays(b: Bench) -> Found:
-    """A schedule that reads a distributed loss."""
-    scheduler, rates = torch.optim.lr_scheduler.ReduceLROnPlateau(b.optimizer, patience=0, threshold=10.0), []
-    for seed in range(4):
-        b.step(seed)
-        with torch.no_grad():
-            scheduler.step(b.loss(9))
-        rates.append(b.optimizer.param_groups[0]["lr"])
-    return b.state() | {"rates": torch.tensor(rates)}
-
-
-@idiom
-def groups_have_rates_of_their_own(b: Bench) -> Found:
-    """No decay for norms and biases, smaller rates for early layers, warm-up by hand."""
-    groups: dict[tuple[float, float], list[torch.Tensor]] = defaultdict(list)
-    for name, p in b.model.named_parameters():
-        groups[0.0 if p.ndim <= 1 or name.endswith(".bias") else 0.1, 0.5 if name.startswith("first") else 1.0].append(
-            p
-        )
-    b.optimizer = torch.optim.AdamW(
-        [{"params": ps, "weight_decay": d, "scale": s} for (d, s), ps in groups.items()], 1e-2
-    )
-    for seed in range(3):
-        for group in b.optimizer.param_groups:
-            group["lr"] = 1e-2 * group["scale"] * min(1.0, (seed + 1) / 2)
-        b.step(seed)
     return b.state()
 
 
@@ -109,42 +61,6 @@ def torch_averages_models(b: Bench) -> Found:
         both.update_parameters(b.model)
     update_bn([b.images(5)], mean)
     return b.state(mean) | {f"both {n}": t for n, t in b.state(both).items()}
-
-
-@idiom
-def steps_are_sharpened(b: Bench) -> Found:
-    """SAM: up along the gradient, a second pass, back and down."""
-    for seed in range(2):
-        b.optimizer.zero_grad()
-        b.loss(seed).backward()
-        norm = torch.norm(torch.stack([p.grad.norm(p=2) for p in b.model.parameters()]), p=2)
-        ups = []
-        with torch.no_grad():
-            for p in b.model.parameters():
-                up = p.grad * (0.05 / (norm + 1e-12))
-                p.add_(up)
-                ups.append(up)
-        b.optimizer.zero_grad()
-        b.loss(seed).backward()
-        with torch.no_grad():
-            for p, up in zip(b.model.parameters(), ups, strict=True):
-                p.sub_(up)
-        b.optimizer.step()
-    return b.state()
-
-
-@idiom
-def first_layers_are_frozen_and_thawed(b: Bench) -> Found:
-    for name, p in b.model.named_parameters():
-        p.requires_grad = not name.startswith(("first", "norm"))
-    b.model.norm.eval()
-    b.optimizer = torch.optim.Adam(filter(lambda p: p.requires_grad, b.model.parameters()), 1e-2)
-    b.step(0)
-    b.model.requires_grad_(True)
-    b.optimizer.add_param_group({"params": [*b.model.first.parameters(), *b.model.norm.parameters()], "lr": 1e-3})
-    b.model.train()
-    b.step(1)
-    return b.state()
 
 
 @idiom
@@ -192,65 +108,6 @@ def the_best_weights_are_kept_and_loaded(b: Bench) -> Found:
     return b.state() | {"best": best}
 
 
-@idiom
-def only_norms_adapt_at_test_time(b: Bench) -> Found:
-    """TENT: entropy minimized over the scales of norms, statistics of the batch."""
-    b.model.train().requires_grad_(False)
-    for m in b.model.modules():
-        if isinstance(m, nn.BatchNorm2d):
-            m.requires_grad_(True)
-            m.track_running_stats = False
-            m.running_mean = m.running_var = None
-    optimizer = torch.optim.Adam([p for p in b.model.parameters() if p.requires_grad], 1e-2)
-    for seed in range(2):
-        y = b.model(b.images(seed))
-        optimizer.zero_grad()
-        (-(y.softmax(1) * y.log_softmax(1)).sum(1)).mean().backward()
-        optimizer.step()
-    return b.state() | {"y": y}
-
-
-@idiom
-def important_weights_are_held(b: Bench) -> Found:
-    """Elastic weight consolidation: the diagonal of the Fisher information from squared gradients."""
-    fisher = {n: torch.zeros_like(p) for n, p in b.model.named_parameters()}
-    for seed in range(2):
-        b.model.zero_grad()
-        b.loss(seed).backward()
-        for n, p in b.model.named_parameters():
-            fisher[n] += p.grad.data.clone().pow(2) / 2
-    old = {n: p.clone().detach() for n, p in b.model.named_parameters()}
-    for seed in range(2):
-        b.optimizer.zero_grad()
-        held = sum((fisher[n] * (p - old[n]).pow(2)).sum() for n, p in b.model.named_parameters())
-        (b.loss(seed) + 100 * held).backward()
-        b.optimizer.step()
-    return b.state() | {f"fisher {n}": f for n, f in fisher.items()}
-
-
-@idiom
-def batches_come_from_a_loader(b: Bench) -> Found:
-    data = torch.utils.data.TensorDataset(normal(13, 3, 7, 9, seed=1), torch.arange(13) % 5)
-    loader = torch.utils.data.DataLoader(data, 5, shuffle=True, generator=torch.Generator().manual_seed(3))
-    losses = []
-    for x, labels in loader:
-        b.optimizer.zero_grad()
-        loss = F.cross_entropy(b.model(b.place(x)), b.place(labels, "n"))
-        loss.backward()
-        b.optimizer.step()
-        losses.append(loss.item())
-    return b.state() | {"losses": torch.tensor(losses)}
-
-
-@idiom
-def sizes_of_inputs_change_from_step_to_step(b: Bench) -> Found:
-    for seed, (rows, columns) in enumerate([(7, 9), (4, 6), (9, 5)]):
-        b.optimizer.zero_grad()
-        F.cross_entropy(b.model(b.place(normal(5, 3, rows, columns, seed=seed))), b.labels()).backward()
-        b.optimizer.step()
-    return b.state()
-
-
 Rule = Callable[[Any, dict[str, Any]], None]
 
 
@@ -292,22 +149,6 @@ def lbfgs_with_line_search(b: Bench) -> Found:
 
     optimizer.step(closure)
     return b.state()
-
-
-@idiom
-def moments_are_scaled_by_layers(b: Bench) -> Found:
-    """LAMB."""
-
-    def rule(p: Any, state: dict[str, Any]) -> None:
-        if not state:
-            state["m"], state["v"] = torch.zeros_like(p.data), torch.zeros_like(p.data)
-        state["m"].mul_(0.9).add_(p.grad, alpha=0.1)
-        state["v"].mul_(0.99).addcmul_(p.grad, p.grad, value=0.01)
-        update = state["m"] / (state["v"].sqrt() + 1e-6)
-        trust = (p.data.pow(2).sum().sqrt() / update.pow(2).sum().sqrt()).clamp(0, 10)
-        p.data.add_(-1e-2 * trust * update)
-
-    return own(b, rule)
 
 
 @idiom

@@ -13,18 +13,6 @@ from tests.idioms.table import idiom
 
 
 @idiom
-def images_and_labels_are_mixed(b: Bench) -> Found:
-    """Mixup with one share for the batch."""
-    x, labels = b.images(), b.labels()
-    torch.manual_seed(1)
-    order = torch.randperm(x.size(0))
-    mixed = 0.3 * x + 0.7 * x[order]
-    y = b.model(mixed)
-    (0.3 * F.cross_entropy(y, labels) + 0.7 * F.cross_entropy(y, labels[order])).backward()
-    return b.gradients() | {"mixed": mixed}
-
-
-@idiom
 def right_answers_are_counted(b: Bench) -> Found:
     with torch.no_grad():
         y, labels = b.model.eval()(b.images()), b.labels()
@@ -33,19 +21,6 @@ def right_answers_are_counted(b: Bench) -> Found:
         right = best.t().eq(labels.view(1, -1).expand_as(best.t()))
         counts = [right[:k].reshape(-1).float().sum(0, keepdim=True).mul_(100.0 / 5) for k in (1, 3)]
         return {"first": first, "correct": y.max(1)[1].eq(labels).sum().item(), "top": torch.cat(counts)}
-
-
-@idiom
-def an_image_is_cut_into_tiles_and_joined(b: Bench) -> Found:
-    """Sliding windows with overlap, weighed, as in MONAI's inference."""
-    x, b.model = b.images(), b.model.eval()
-    total, weight = torch.zeros_like(x[:, :1]), torch.zeros_like(x[:, :1])
-    for top in (0, 3):
-        for left in (0, 2, 5):
-            tile = x[:, :, top : top + 4, left : left + 4]
-            total[:, :, top : top + 4, left : left + 4] += b.model.begin(tile).mean(1, keepdim=True)
-            weight[:, :, top : top + 4, left : left + 4] += 1
-    return {"joined": total / weight}
 
 
 @idiom
@@ -87,48 +62,12 @@ def the_best_boxes_suppress_their_neighbours(b: Bench) -> Found:
     return {"kept": torch.tensor(kept)}
 
 
-def embedded(b: Bench, loss: Callable[..., torch.Tensor]) -> Found:
-    """A loss of the embeddings of two views of the images."""
-    net = b.made(lambda: nn.Sequential(nn.Conv2d(3, 7, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(140, 5)))
-    value = loss(net(b.images(0)), net(b.images(0).flip(-1)))
-    value.backward()
-    return b.gradients(net) | {"loss": value}
-
-
-@idiom
-def two_views_find_each_other(b: Bench) -> Found:
-    """NT-Xent (SimCLR)."""
-
-    def loss(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        z = F.normalize(torch.cat([first, second], dim=0), dim=1)
-        scores = torch.mm(z, z.t()) / 0.5
-        scores = scores.masked_fill(torch.eye(10, dtype=torch.bool), -9e15)
-        positive = torch.arange(10).roll(5)
-        return F.cross_entropy(scores, positive)
-
-    return embedded(b, loss)
-
-
 def segmented(b: Bench, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], classes: int = 5) -> Found:
     """A loss of logits and a class for each pixel, and the gradients of the network."""
     net = b.made(lambda: nn.Sequential(nn.Conv2d(3, 7, 3, padding=1), nn.ReLU(), nn.Conv2d(7, classes, 1)))
     value = loss(net(b.images()), b.masks(classes))
     value.backward()
     return b.gradients(net) | {"loss": value}
-
-
-@idiom
-def only_the_hardest_pixels_count(b: Bench) -> Found:
-    """OHEM by threshold, or at least so many."""
-
-    def loss(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        losses = F.cross_entropy(x, target, ignore_index=4, reduction="none").view(-1)
-        hard = losses[losses > 1.6]
-        if hard.numel() < 40:
-            hard, _ = losses.topk(40)
-        return hard.mean()
-
-    return segmented(b, loss)
 
 
 @idiom
@@ -149,20 +88,3 @@ def sorted_errors_give_a_lovasz_loss(b: Bench) -> Found:
         return torch.stack(losses).mean()
 
     return segmented(b, loss)
-
-
-@idiom
-def every_depth_has_its_own_loss(b: Bench) -> Found:
-    """Deep supervision, as nnU-Net's."""
-    maps = b.model.features(b.images())
-    heads = b.made(lambda: nn.ModuleList([nn.Conv2d(6, 5, 1), nn.Conv2d(10, 5, 1), nn.Conv2d(7, 5, 1)]))
-    begun = b.model.begin(b.images())
-    outputs = [heads[0](maps), heads[1](F.relu(b.model.second(begun))), heads[2](begun)]
-    target = b.masks()
-    weights = [1.0, 0.5, 0.25]
-    loss = 0.0
-    for weight, y in zip(weights, outputs, strict=True):
-        small = F.interpolate(target[:, None].double(), size=y.shape[2:], mode="nearest").squeeze(1).long()
-        loss = loss + weight * F.cross_entropy(y, small)
-    loss.backward()
-    return b.gradients() | {f"heads {n}": g for n, g in b.gradients(heads).items()} | {"loss": loss}

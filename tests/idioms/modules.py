@@ -85,21 +85,6 @@ def a_weight_is_made_in_the_first_forward_pass(b: Bench) -> Found:
 
 
 @idiom
-def a_head_was_never_spread(b: Bench) -> Found:
-    torch.manual_seed(2)
-    head = nn.Sequential(
-        nn.Conv2d(6, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        nn.Linear(4, 5),
-    ).double()  # fmt: skip
-    optimizer = torch.optim.SGD([*b.model.parameters(), *head.parameters()], 0.1, momentum=0.9)
-    for seed in range(2):
-        optimizer.zero_grad()
-        F.cross_entropy(head(b.model.features(b.images(seed))), b.labels()).backward()
-        optimizer.step()
-    return b.state() | {f"head {name}": t for name, t in head.state_dict().items()}
-
-
-@idiom
 def states_and_steps_have_hooks(b: Bench) -> Found:
     def halve(optimizer: Any, args: Any, named: Any) -> None:
         for group in optimizer.param_groups:
@@ -210,43 +195,6 @@ def masks_of_weights_are_kept_by_hand(b: Bench) -> Found:
             for p, m in zip(weights, masks, strict=True):
                 p.mul_(m)
     return b.state()
-
-
-@idiom
-def parameters_of_ones_own_are_added(b: Bench) -> Found:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 5, 3, padding=1)
-            self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 5).view(1, 5, 1, 1))
-            self.power = nn.Parameter(torch.tensor(2.0))
-            self.register_buffer("mean", torch.zeros(5))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = self.conv(x) * self.scale
-            if self.training:
-                with torch.no_grad():
-                    self.mean.mul_(0.9).add_(y.mean((0, 2, 3)), alpha=0.1)
-            pooled = F.avg_pool2d(y.clamp(min=1e-6).pow(self.power), (7, 9)).pow(1.0 / self.power)
-            return pooled.flatten(1) - self.mean
-
-    net = b.made(Scaled)
-    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
-    for seed in range(2):
-        optimizer.zero_grad()
-        F.cross_entropy(net(b.images(seed)), b.labels()).backward()
-        optimizer.step()
-    return b.state(net)
-
-
-@idiom
-def lazy_layers_take_their_sizes_from_data(b: Bench) -> Found:
-    torch.manual_seed(2)
-    net = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(5)).double()
-    net(torch.zeros(2, 3, 7, 9, dtype=torch.float64))
-    b.parallel(net)
-    F.cross_entropy(net(b.images()), b.labels()).backward()
-    return b.gradients(net)
 
 
 class Centred(nn.Module):

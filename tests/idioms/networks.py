@@ -42,27 +42,6 @@ def states(b: Bench, **modules: Any) -> Found:
 
 
 @idiom
-def two_networks_play_against_each_other(b: Bench) -> Found:
-    """DCGAN's loop: real, fake detached, and the generator through the critic."""
-    make, critic = b.made(painter), b.made(judge, 6)
-    first, second = adam(make), adam(critic)
-    bce = nn.BCEWithLogitsLoss()
-    for seed in range(2):
-        second.zero_grad()
-        real = critic(b.images(seed))
-        bce(real, torch.ones_like(real)).backward()
-        fake = make(b.images(seed + 5))
-        judged = critic(fake.detach())
-        bce(judged, torch.zeros_like(judged)).backward()
-        second.step()
-        first.zero_grad()
-        judged = critic(fake)
-        bce(judged, torch.full(judged.shape, 1.0, dtype=judged.dtype, device=judged.device)).backward()
-        first.step()
-    return states(b, make=make, critic=critic)
-
-
-@idiom
 def weights_of_a_critic_are_clipped(b: Bench) -> Found:
     """WGAN, several critic steps to one of the generator, losses of opposite sign."""
     make, critic = b.made(painter), b.made(judge, 6)
@@ -128,20 +107,6 @@ def spectral_convolutions_of_operators(b: Bench) -> Found:
         return F.gelu(torch.fft.irfft2(out, s=x.shape[-2:]) + m.skip(x))
 
     return trained(b, lambda: Layer(spectral, weight=0.1 * normal(8, 8, 2, 3, 2), skip=nn.Conv2d(8, 8, 1)))
-
-
-@idiom
-def a_flow_warps_the_other_image(b: Bench) -> Found:
-    """VoxelMorph, PWC-Net: a grid of places plus a displacement, normalized."""
-
-    def warp(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        rows, columns = torch.meshgrid(torch.arange(7), torch.arange(9), indexing="ij")
-        place = torch.stack((columns, rows), 0).double().unsqueeze(0) + m.flow(x)
-        scaled = 2 * place / torch.tensor([8, 6]).view(1, 2, 1, 1) - 1
-        y = F.grid_sample(x, scaled.permute(0, 2, 3, 1), mode="bilinear", padding_mode="border", align_corners=True)
-        return y * (place.abs().amax(1, keepdim=True) < 6)
-
-    return trained(b, lambda: Layer(warp, flow=nn.Conv2d(8, 2, 3, padding=1)))
 
 
 @idiom
@@ -226,21 +191,6 @@ def queries_read_the_features(b: Bench) -> Found:
             decode, queries=normal(4, 8), decoder=nn.TransformerDecoderLayer(8, 2, 12, 0.0, batch_first=True)
         ),
     )
-
-
-@idiom
-def weights_and_activations_are_quantized(b: Bench) -> Found:
-    """Quantization-aware training with learned steps."""
-    step = nn.Parameter(torch.tensor(0.07, dtype=torch.float64))
-
-    def quantized(x: torch.Tensor, low: float, high: float) -> torch.Tensor:
-        x = (x / step).clamp(low, high)
-        return ((x.round() - x).detach() + x) * step
-
-    weight = quantized(b.model.second.weight, -8, 7)
-    maps = F.conv2d(quantized(b.model.begin(b.images()), 0, 15), weight, b.model.second.bias, 2, 1)
-    maps.square().mean().backward()
-    return b.gradients() | {"dL/dstep": step.grad}
 
 
 @idiom
@@ -360,47 +310,6 @@ def a_latent_is_optimized_by_itself(b: Bench) -> Found:
 
     second.step(closure)
     return {"x": x}
-
-
-def through(b: Bench, draw: Callable[[torch.Tensor], torch.Tensor]) -> Found:
-    """``draw(x)`` of features that gradients flow through, and one more number, which shows what was drawn."""
-    x = b.model.begin(b.images())
-    torch.manual_seed(6)
-    y = draw(x)
-    last = torch.rand(3)
-    (y * y).sum().backward()
-    return b.gradients() | {"y": y, "last": last}
-
-
-@idiom
-def patches_are_masked_at_random(b: Bench) -> Found:
-    """Masked autoencoders: a random order for each sample, kept and restored."""
-
-    def draw(x: torch.Tensor) -> torch.Tensor:
-        tokens = x.flatten(2).transpose(1, 2)
-        n, length, width = tokens.shape
-        order = torch.argsort(torch.rand(n, length), dim=1)
-        back = torch.argsort(order, dim=1)
-        kept = torch.gather(tokens, 1, order[:, :20].unsqueeze(-1).repeat(1, 1, width))
-        blank = torch.zeros(1, 1, width, dtype=x.dtype)
-        filled = torch.cat([kept * 2, blank.expand(n, length - 20, -1)], dim=1)
-        return torch.gather(filled, 1, back[..., None].expand(-1, -1, width))
-
-    return through(b, draw)
-
-
-@idiom
-def dropout_stays_on_for_uncertainty(b: Bench) -> Found:
-    """Monte Carlo dropout."""
-    net = b.made(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)))
-    net.eval()
-    for m in net.modules():
-        if isinstance(m, nn.Dropout):
-            m.train()
-    with torch.no_grad():
-        drawn = torch.stack([net(b.images()).softmax(1) for _ in range(4)])
-    mean = drawn.mean(0)
-    return {"std": drawn.std(0), "entropy": -(mean * mean.log()).sum(1)}
 
 
 @idiom

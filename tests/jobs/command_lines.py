@@ -10,14 +10,17 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from allpairspy import AllPairs
+from mpi4py import MPI
 
 from distconv import cli
+from tests.jobs.approved import assert_approved
 
 TESTS = Path(__file__).parents[1]
 
@@ -67,6 +70,40 @@ def on_any_machine(text: str) -> str:
     for found, name in names.items():
         text = re.sub(rf"{re.escape(found)}(?![\w/])", name, text) if found else text
     return text.replace(str(TESTS.parent), "CHECKOUT")
+
+
+def option_tests(*commands: str) -> tuple[Callable[[str], None], Callable[[str], None]]:
+    """Two tests of the options of commands: what they read is as approved, and so documented are their defaults."""
+
+    @pytest.mark.parametrize("command", commands)
+    def options_are_approved(command: str) -> None:
+        assert_approved(f"options/{command.replace(' ', '-')}", on_any_machine("\n".join(describe_options(command))))
+
+    @pytest.mark.parametrize("command", commands)
+    def defaults_are_documented(command: str) -> None:
+        assert_documented_defaults(command)
+
+    return options_are_approved, defaults_are_documented
+
+
+def assert_refused(
+    capsys: pytest.CaptureFixture[str], words: Sequence[str], message: str, *, among_notes: bool = False
+) -> str:
+    """``distconv WORDS`` ends with code 2 on this rank, and on rank 0 with one line that has ``message`` in it.
+
+    With ``among_notes`` it may have told other things before. Returns what it printed elsewhere.
+    """
+    try:
+        code = cli.main(list(words))
+    except SystemExit as ended:  # argparse's way
+        code = int(ended.code or 0)
+    out, errors = capsys.readouterr()
+    lines = errors.splitlines()
+    if among_notes:
+        lines = [line for line in lines if line.startswith("distconv ")]
+    assert code == 2
+    assert [message in line for line in lines] == ([True] if MPI.COMM_WORLD.rank == 0 else []), errors
+    return out
 
 
 def assert_documented_defaults(command: str) -> None:

@@ -24,7 +24,7 @@ SUMMED = [
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
 ]
 COPIED = [*SUMMED, torch.uint16, torch.uint64, torch.float8_e4m3fn]
-FEW = settings(max_examples=20)
+FEW = settings(max_examples=8)
 
 in_c = pytest.mark.skipif(kernels_in_c.COMPILER is None, reason="needs the package of a C compiler")
 

@@ -9,7 +9,6 @@ from torch import nn
 
 from distconv.errors import UnsupportedOperation
 from distconv.kernels.scan import recorded
-from distconv.layers.models.lenet import LeNet5
 from distconv.layers.scan import ScanSequential
 
 METHODS = [("linear", None), ("blelloch", None), ("truncated", 1), ("auto", None)]
@@ -106,35 +105,6 @@ def test_no_layer_multiplies_matrices_on_the_way_down():
         gradients(scanned, x, target)
     assert {step.kind for step in steps if step.phase == "up-sweep"} == {"mv", "mm"}
     assert {step.kind for step in steps if step.phase != "up-sweep"} == {"mv"}
-
-
-def lenet_chain(model):
-    """LeNet5's layers for 32 x 32, where its pooling of C5's maps is over 2 x 2."""
-    maps = [layer for c in (model.c1, model.c3, model.c5) for layer in (c, nn.Tanh(), nn.AvgPool2d(2))]
-    return [*maps, nn.Flatten(), model.f6, nn.Tanh(), model.output]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("method", "depth"), [("blelloch", None), ("truncated", 1)])
-def test_a_lenet_learns_as_it_does_by_autograd(method, depth):
-    """Figure 6: the losses of the first steps of SGD with momentum, on a narrow LeNet-5."""
-    losses = []
-    for scan in (False, True):
-        torch.manual_seed(0)
-        model = LeNet5(width=3, in_channels=3, classes=3).double()
-        run = ScanSequential(*lenet_chain(model), method=method, depth=depth) if scan else model
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        x, target = samples(2, 32)
-        curve = []
-        for _ in range(3):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(run(x), target)
-            loss.backward()
-            optimizer.step()
-            curve.append(loss.detach())
-        losses.append(torch.stack(curve))
-    torch.testing.assert_close(losses[1], losses[0], rtol=1e-10, atol=1e-10)
-    assert losses[0][-1] < losses[0][0]
 
 
 @pytest.mark.parametrize(

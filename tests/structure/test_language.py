@@ -6,7 +6,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
+from functools import cache
 
 import pytest
 
@@ -29,9 +29,21 @@ PATHS = {str(path.relative_to(ROOT)): path for path in sorted(SOURCES.values())}
 Definition = ast.FunctionDef | ast.ClassDef | ast.Module
 
 
-def definitions(path: Path) -> Iterator[tuple[Definition, str]]:
+@cache
+def parsed(path: str) -> ast.Module:
+    """Return the tree of a file."""
+    return ast.parse(PATHS[path].read_text())
+
+
+@cache
+def nodes(path: str) -> list[ast.AST]:
+    """Return all nodes of a file."""
+    return list(ast.walk(parsed(path)))
+
+
+def definitions(path: str) -> Iterator[tuple[Definition, str]]:
     """Yield the module and all its functions and classes with their docstrings."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, Definition):
             yield node, ast.get_docstring(node) or ""
 
@@ -56,34 +68,30 @@ def is_condition(text: str) -> bool:
     return text.startswith("Return True if")
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_docstrings_begin_with_a_verb_or_a_noun(path: str) -> None:
-    found = [text.split("\n")[0] for _, text in definitions(PATHS[path]) if OPENINGS.match(text)]
-    assert not found
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    texts = [(path, text) for path in PATHS for _, text in definitions(path)]
+    assert not [(path, text.split("\n")[0]) for path, text in texts if OPENINGS.match(text)]
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_public_functions_describe_parameters_and_results(path: str) -> None:
+def test_public_functions_describe_parameters_and_results() -> None:
     lacking = []
-    for node in public_functions(ast.parse(PATHS[path].read_text()).body):
+    for path, node in [(each, node) for each in PATHS for node in public_functions(parsed(each).body)]:
         text, arguments = ast.get_docstring(node) or "", node.args
         names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
         if len([name for name in names if name not in ("self", "cls")]) >= 2 and not DOCUMENTED.search(text):
-            lacking.append(f"{node.name}: Parameters")
+            lacking.append(f"{path}: {node.name}: Parameters")
         returned = node.returns
         if returned is not None and ast.unparse(returned) not in ("None", "NoReturn") and not RETURNS.search(text):
-            lacking += [f"{node.name}: Returns"] if DOCUMENTED.search(text) and not is_condition(text) else []
+            lacking += [f"{path}: {node.name}: Returns"] if DOCUMENTED.search(text) and not is_condition(text) else []
     assert not lacking
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_docstrings_and_messages_have_plain_words(path: str) -> None:
-    texts = [(1, text) for _, text in definitions(PATHS[path])]
-    for node in ast.walk(ast.parse(PATHS[path].read_text())):
+def test_docstrings_and_messages_have_plain_words() -> None:
+    texts = [(path, text) for path in PATHS for _, text in definitions(path)]
+    for path, node in [(each, node) for each in PATHS for node in nodes(each)]:
         if isinstance(node, ast.Raise):
-            texts += [(each.lineno, each.value) for each in ast.walk(node) if _is_text(each)]
-    found = [f"{match[0]!r} in {text[:60]!r}" for _, text in texts for match in BANNED.finditer(text)]
-    assert not found
+            texts += [(path, each.value) for each in ast.walk(node) if _is_text(each)]
+    assert not [f"{match[0]!r} in {path}: {text[:60]!r}" for path, text in texts for match in BANNED.finditer(text)]
 
 
 def _is_text(node: ast.AST) -> bool:
@@ -103,7 +111,5 @@ def test_pages_have_plain_words(page: str) -> None:
 
 
 def test_a_class_name_has_one_meaning() -> None:
-    names = Counter(
-        node.name for path in PATHS.values() for node, _ in definitions(path) if isinstance(node, ast.ClassDef)
-    )
+    names = Counter(node.name for path in PATHS for node, _ in definitions(path) if isinstance(node, ast.ClassDef))
     assert not {name for name, count in names.items() if count > 1}

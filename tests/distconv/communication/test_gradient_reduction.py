@@ -41,13 +41,16 @@ def test_one_graph_may_be_used_twice(comm):
     compare(model, reference)
 
 
-def test_hooks_on_parameters_see_whole_gradients(comm):
+def both(comm):
+    """A model, images and labels: in one process, then on a grid."""
     grid = grid_over(comm, h=comm.size)
+    yield build(Pooled), IMAGES, LABELS
+    yield dc.parallelize(build(Pooled), grid), dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid)
+
+
+def test_hooks_on_parameters_see_whole_gradients(comm):
     seen = []
-    for model, x, labels in (
-        (build(Pooled), IMAGES, LABELS),
-        (dc.parallelize(build(Pooled), grid), dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid)),
-    ):
+    for model, x, labels in both(comm):
         weight, bias = model.body.first.weight, model.head.bias
         weight.register_hook(lambda grad: seen.append(grad.clone()) or grad.clamp(-0.01, 0.01))
         bias.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
@@ -60,7 +63,6 @@ def test_hooks_on_parameters_see_whole_gradients(comm):
 
 @pytest.mark.parametrize("name", ["body.first.weight", "head.weight", "head.bias"])
 def test_a_hook_behind_the_sum_alone_sees_whole_gradients_too(comm, name):
-    grid = grid_over(comm, h=comm.size)
     seen = []
 
     def taken(parameter):
@@ -68,10 +70,7 @@ def test_a_hook_behind_the_sum_alone_sees_whole_gradients_too(comm, name):
         seen.append(parameter.grad.clone())
         parameter.grad.zero_()
 
-    for model, x, labels in (
-        (build(Pooled), IMAGES, LABELS),
-        (dc.parallelize(build(Pooled), grid), dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid)),
-    ):
+    for model, x, labels in both(comm):
         parameter = model.get_parameter(name)
         parameter.register_post_accumulate_grad_hook(taken)
         classify(model, x, labels).backward()
@@ -81,12 +80,8 @@ def test_a_hook_behind_the_sum_alone_sees_whole_gradients_too(comm, name):
 
 
 def test_a_hook_of_one_parameter_sees_the_full_gradients_of_later_layers(comm):
-    grid = grid_over(comm, h=comm.size)
     seen = []
-    for model, x, labels in (
-        (build(Pooled), IMAGES, LABELS),
-        (dc.parallelize(build(Pooled), grid), dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid)),
-    ):
+    for model, x, labels in both(comm):
         weight, head = model.body.first.weight, model.head.weight
         weight.register_post_accumulate_grad_hook(lambda _, head=head: seen.append(head.grad.clone()))
         for _ in range(2):

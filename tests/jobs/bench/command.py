@@ -1,22 +1,8 @@
-"""Runs a benchmark in this process."""
+"""What benchmarks print."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-
-import pytest
-
-from distconv import cli
-
-
-def outcome(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Exit code and errors of ``distconv bench`` on this rank."""
-    try:
-        code = cli.main(["bench", *arguments])
-    except SystemExit as end:
-        code = int(end.code or 0)
-    return code, capsys.readouterr().err
 
 
 def assert_ratios_are_printed(lines: list[str], names: list[str]) -> None:

@@ -9,26 +9,17 @@ import pytest
 import torch.distributed as dist
 
 from distconv import cli
+from tests.jobs.command_lines import assert_refused
 
 SMALL = "bench pipeline --width 2 --batch 4 --microbatches 2 --rounds 1 --steps 1"
-
-
-def outcome(arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """Exit code, output and errors of the command on this rank."""
-    try:
-        code = cli.main(arguments.split())
-    except SystemExit as end:
-        code = int(end.code or 0)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 @pytest.mark.long
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("ppv", ["--ppv 4", ""], ids=["given", "balanced"])
 def test_every_variant_is_timed_and_reported(comm: Any, capsys: pytest.CaptureFixture[str], ppv: str) -> None:
-    code, out, _ = outcome(f"{SMALL} {ppv}", capsys)
-    assert code == 0
+    assert cli.main(f"{SMALL} {ppv}".split()) == 0
+    out = capsys.readouterr().out
     assert not dist.is_initialized()
     if comm.rank:
         assert out == ""
@@ -53,8 +44,8 @@ def test_every_variant_is_timed_and_reported(comm: Any, capsys: pytest.CaptureFi
 
 @pytest.mark.ranks(2)
 def test_a_resnet_is_cut_after_a_group(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = outcome(f"{SMALL} --model resnet20 --ppv 7", capsys)
-    assert code == 0
+    assert cli.main(f"{SMALL} --model resnet20 --ppv 7".split()) == 0
+    out = capsys.readouterr().out
     assert comm.rank or "resnet20 of width 2, 4 images of 32x32, 2 micro-batches, cut at 7 " in out
 
 
@@ -70,13 +61,10 @@ def test_a_resnet_is_cut_after_a_group(comm: Any, capsys: pytest.CaptureFixture[
 def test_cuts_that_do_not_fit_are_refused_in_a_line(
     comm: Any, capsys: pytest.CaptureFixture[str], ppv: str, message: str
 ) -> None:
-    code, out, errors = outcome(f"{SMALL} --ppv {ppv}", capsys)
-    assert (code, out) == (2, "")
-    assert errors == "" if comm.rank else message in errors and errors.count("\n") == 1
+    assert_refused(capsys, [*SMALL.split(), "--ppv", ppv], message)
 
 
 @pytest.mark.ranks(1)
 def test_one_rank_is_refused(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, errors = outcome(SMALL, capsys)
-    assert code == 2
-    assert errors == "distconv bench pipeline: needs one rank for each stage, at least 2. Start it with mpiexec -n 2.\n"
+    text = "distconv bench pipeline: needs one rank for each stage, at least 2. Start it with mpiexec -n 2."
+    assert_refused(capsys, SMALL.split(), text)

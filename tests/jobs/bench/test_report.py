@@ -11,7 +11,7 @@ import pytest
 from distconv import cli
 from distconv.jobs.bench import report
 from distconv.jobs.bench.report import TimeComparison, comparison_head, comparison_row
-from tests.jobs.bench.command import outcome
+from tests.jobs.command_lines import assert_refused
 
 
 def test_figures_are_a_line_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,9 +30,8 @@ def test_figures_are_a_line_and_a_file(tmp_path: Path, capsys: pytest.CaptureFix
 def test_every_benchmark_takes_a_file_and_refuses_one_it_cannot_write(
     command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, error = outcome([*command[1:], "--json", "/gone/x.json"], capsys)
-    said = "argument --json: no such folder (/gone). Create it first"
-    assert code == 2 and error.startswith(f"distconv {' '.join(command)}: {said}") and error.count("\n") == 1
+    said = f"distconv {' '.join(command)}: argument --json: no such folder (/gone). Create it first"
+    assert_refused(capsys, [*command, "--json", "/gone/x.json"], said)
     source = Path(importlib.import_module(cli.COMMANDS[command].module).__file__ or "").read_text()
     assert "options.json)" in source
 

@@ -14,7 +14,7 @@ import torch
 
 from distconv.jobs.commands import explore, make_mesh, make_pointcloud, plan, plan_pointcloud, profile, simulate
 from distconv.jobs.planning import report
-from distconv.jobs.planning.options import RankOption, trace_network
+from distconv.jobs.planning.options import trace_network
 from distconv.perfmodel import Machine
 from distconv.perfmodel.strategy.selection import select
 from tests.jobs.command_lines import Line, pairs, parsed
@@ -278,7 +278,7 @@ def test_grids_of_a_sparse_network_are_for_the_voxels_of_the_options(line: Line,
 
 
 @pytest.mark.parametrize(
-    ("model", "sample", "task"), [("resnet20", "3,32,32", "classify"), ("unet", "3,16,16", "segmentation")]
+    ("model", "sample", "task"), [("resnet20", "3,32,32", "classify"), ("unet3d", "3,16,16,16", "segmentation")]
 )
 def test_a_plan_is_given_to_training_of_the_same_network(model: str, sample: str, task: str) -> None:
     words = f"--model {model} --width 4 --classes 7 --input {sample} --batch 6 --machine x --ranks 2 --out p.json"
@@ -353,12 +353,6 @@ def test_clouds_are_made_as_the_options_say(line: Line, monkeypatch: pytest.Monk
         f"shapes ({expected['samples']} train, {heldout} test), {expected['points']} points each, seed "
         f"{expected['seed']}"
     )
-
-
-def test_ranks_are_a_number_or_the_most_that_may_be() -> None:
-    needed = "--model unet --input 18,16,12 --machine x --batch 4 --ranks".split()
-    assert parsed("plan", *needed, "6").ranks == RankOption(6, at_most=False)
-    assert parsed("plan", *needed, "at-most:6").ranks == RankOption(6, at_most=True)
 
 
 def test_a_device_of_layers_is_the_one_of_the_option(monkeypatch: pytest.MonkeyPatch) -> None:

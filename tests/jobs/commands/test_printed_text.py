@@ -27,10 +27,12 @@ COMMANDS = {
     "plan-unet": f"plan {UNET} --ranks 4 --memory 70MB --method longest-path --optimizer-slots 2 --shard-optimizer "
     "--workspace 3MB --batch-norm local --layers --out plan.json",
     "plan-fewer": f"plan --model lenet5 {SMALL} --machine ./slow.yaml --ranks 4 --memory-model keep-all",
-    "plan-at-most": f"plan --model lenet5 {SMALL} --machine ./slow.yaml --ranks at-most:4",
+    "plan-at-most": f"plan --model lenet5 {SMALL} --machine ./slow.yaml --ranks at-most:4 --out plan.json",
+    "plan-hours": f"plan --model lenet5 {SMALL} --machine ./slowest.yaml --ranks 2 --layers",
     "plan-odd": "plan --model lenet5 --input 1,28,28 --batch 2 --machine ./tiny.yaml --ranks 3",
     "plan-measured": f"plan --model lenet5 {SMALL} --machine ./measured.yaml --ranks 2",
-    "explore": f"explore --model lenet5 {SMALL} --ranks 2 --schedules dp,gpipe,1f1b-so,pipedream --out pipeline.json",
+    "explore": f"explore --model lenet5 {SMALL} --ranks 2 --schedules dp,gpipe,1f1b-so,pipedream --out pipeline.json "
+    "--plot pipeline.png",
     "explore-memory": f"explore --model lenet5 {SMALL} --ranks 4 --memory 0.75MB --width 8 "
     "--schedules dp,gpipe,1f1b-sno",
     "explore-fewer": f"explore --model lenet5 {SMALL} --machine ./slow.yaml --ranks 2 --schedules dp,gpipe",
@@ -50,6 +52,8 @@ COMMANDS = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tiny.yaml").write_text(MACHINE)
     (tmp_path / "slow.yaml").write_text(MACHINE.replace("latency: 1 ns", "latency: 1 s"))
+    hours = MACHINE.replace("1 GFLOP/s", "1 MFLOP/s").replace("1 GB/s", "1 kB/s")
+    (tmp_path / "slowest.yaml").write_text(hours)
     (tmp_path / "layers").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -70,10 +74,15 @@ LAYERS = [Layer("c1", 1e-3, 2.5e-3, 4000, 900), Layer("f6", 4e-4, 6e-4, 1500, 70
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_printed_text_is_the_approved_one(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_text_and_the_written_files_are_the_approved_ones(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_measured()
     assert cli.main(shlex.split(COMMANDS[name])) == 0
-    assert_approved(name, capsys.readouterr().out)
+    files = [f"{path.name}: {' '.join(path.read_text().split())}" for path in sorted(folder.glob("*.json"))]
+    assert_approved(name, "\n".join([capsys.readouterr().out.rstrip(), *files]))
+    for picture in [word for word in COMMANDS[name].split() if word.endswith(".png")]:
+        assert (folder / picture).read_bytes()[:4] == b"\x89PNG"
 
 
 def test_measured_layers_and_links_are_printed_as_approved(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
@@ -90,11 +99,3 @@ def test_measured_layers_and_links_are_printed_as_approved(capsys: pytest.Captur
     assert_approved("profile", capsys.readouterr().out.replace(str(folder), "FOLDER"))
     for name in ("here", "one-node", "known"):
         assert Machine.load(f"./{name}.yaml") == machine
-
-
-def test_layers_of_a_kind_are_the_mean_of_its_ranks(folder: Path) -> None:
-    slow = [Layer(each.name, 3 * each.forward_s, each.backward_s, 4000, 900) for each in LAYERS]
-    kinds = [("a", Timing(Profile(LAYERS), 1.0)), ("b", Timing(Profile(slow), 1.0)), ("a", Timing(Profile(slow), 1.0))]
-    profile._save_kinds(kinds, argparse.Namespace(out=folder))
-    found = {kind: [layer.forward_s for layer in Profile.load(folder / f"{kind}.json").layers] for kind in "ab"}
-    assert found == {"a": pytest.approx([2e-3, 8e-4]), "b": pytest.approx([3e-3, 1.2e-3])}

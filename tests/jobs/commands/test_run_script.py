@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from distconv import cli
+from tests.jobs.command_lines import assert_refused
 
 
 @pytest.fixture
@@ -49,8 +50,8 @@ def test_an_error_of_a_script_ends_with_its_traceback_and_an_exit_with_its_code(
 
 
 def test_a_file_that_is_not_there_is_one_line(capsys: Any) -> None:
-    assert cli.main(["run", "/nowhere/train.py"]) == 2
-    assert "/nowhere/train.py: no such file. Name an existing file, or put -m before" in capsys.readouterr().err
+    text = "/nowhere/train.py: no such file. Name an existing file, or put -m before"
+    assert_refused(capsys, ["run", "/nowhere/train.py"], text)
 
 
 def test_what_a_module_misses_is_its_own_error(script: Any, capsys: Any, monkeypatch: Any) -> None:

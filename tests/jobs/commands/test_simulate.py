@@ -9,24 +9,19 @@ import os
 import pytest
 
 from distconv.cli import BAD_INPUT, main
+from tests.jobs.command_lines import assert_refused
 
 SO = ["simulate", "--schedule", "1f1b-so", "--stages", "3", "--microbatches", "8", "--transfer", "0.5"]
 
 
 @pytest.mark.long
-@pytest.mark.ranks(1, 2)
-def test_it_prints_time_and_memory_and_writes_picture_and_trace(comm, tmp_path_factory, capfd):
-    folder = comm.bcast(tmp_path_factory.mktemp("simulate") if comm.rank == 0 else None)
-    picture, trace = folder / "so.png", folder / "so.json"
+@pytest.mark.ranks(2)
+def test_rank_0_prints_and_writes_picture_and_trace(comm, shared_tmp_path, capfd):
+    picture, trace = shared_tmp_path / "so.png", shared_tmp_path / "so.json"
     assert main([*SO, "--plot", str(picture), "--trace", str(trace)]) == 0
-    out = capfd.readouterr().out
+    assert bool(capfd.readouterr().out) == (comm.rank == 0)
     comm.Barrier()
-    if comm.rank == 0:
-        assert "1f1b-so, 3 stages, 8 micro-batches: time 32, bubble 25.0%" in out
-        assert [line.split()[2] for line in out.splitlines()[2:5]] == ["6", "4", "2"]
-        assert picture.stat().st_size > 0 and json.loads(trace.read_text())["traceEvents"]
-    else:
-        assert out == ""
+    assert picture.read_bytes()[:4] == b"\x89PNG" and json.loads(trace.read_text())["traceEvents"]
 
 
 @pytest.mark.fault(58)
@@ -50,15 +45,8 @@ def test_a_full_disk_is_one_line_with_the_file_that_stays_as_it_was(comm, tmp_pa
         assert [each.name for each in path.parent.iterdir()] == ["so.png"]
 
 
-@pytest.mark.ranks(1)
-def test_costs_may_be_one_per_stage_and_options_go_to_their_schedule(comm, capfd):
-    arguments = "--schedule pipedream --stages 2 --microbatches 24 --replicas 2,1 --forward 2,1 --backward 4,2"
-    assert main(["simulate", *arguments.split()]) == 0
-    assert "time 78, bubble 7.7%" in capfd.readouterr().out
-
-
 @pytest.mark.fault(108)
-@pytest.mark.ranks(1, 2)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
@@ -77,11 +65,5 @@ def test_costs_may_be_one_per_stage_and_options_go_to_their_schedule(comm, capfd
         (["--stages", "1000000"], "> 1,000,000"),
     ],
 )
-def test_bad_input_is_one_line(comm, capfd, extra, message):
-    try:
-        code = main([*SO, *extra])
-    except SystemExit as end:
-        code = end.code
-    assert code == BAD_INPUT
-    error = capfd.readouterr().err
-    assert (message in error and error.count("\n") == 1) if comm.rank == 0 else error == ""
+def test_bad_input_is_one_line(comm, capsys, extra, message):
+    assert_refused(capsys, [*SO, *extra], message)

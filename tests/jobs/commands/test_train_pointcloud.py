@@ -14,6 +14,8 @@ from distconv.jobs.pointcloud.classification import samples
 from distconv.jobs.pointcloud.folders import convert
 from distconv.jobs.training.picture import ResultFigure
 from distconv.pipeline import PipelinePlan
+from tests.jobs.command_lines import assert_refused
+from tests.jobs.commands.test_train_classify import assert_of_two_epochs, assert_resumes_with_the_same_lines, lines_of
 from tests.jobs.images.image_files import written
 from tests.jobs.pointcloud.cloud_files import write_modelnet, write_ours
 
@@ -30,26 +32,16 @@ def with_clouds(comm: Any, folder: Path) -> Path:
     return written(comm, folder, lambda place: write_ours(place / "clouds.h5"))
 
 
-def lines_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.long
 @pytest.mark.ranks(1, 2)
-def test_it_writes_metrics_a_summary_checkpoints_and_a_picture(
-    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_it_writes_metrics_a_summary_checkpoints_and_a_picture_and_resumes(
+    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = with_clouds(comm, shared_tmp_path)
-    assert cli.main(command(comm, folder, "--epochs", "2", "--checkpoint-every", "2")) == 0
+    assert cli.main(command(comm, folder, "--epochs", "2", "--checkpoint-every", "4")) == 0
     comm.Barrier()
     lines = lines_of(folder)
-    assert [(line["step"], line.get("evaluation")) for line in lines] == [
-        *((step, None) for step in (1, 2, 3)),
-        (3, "test"),
-        *((step, None) for step in (4, 5, 6)),
-        (6, "train"),
-        (6, "test"),
-    ]
+    assert_of_two_epochs(lines)
     summary = json.loads((folder / "out" / "summary.json").read_text())
     assert summary["test_accuracy"] == lines[-1]["accuracy"] == lines[-1]["correct"] / 2
     assert summary["train_accuracy"] == lines[-2]["correct"] / 5
@@ -57,10 +49,7 @@ def test_it_writes_metrics_a_summary_checkpoints_and_a_picture(
     assert 0 <= summary["baselines"]["perceptron on points"] <= 1
     assert summary["classes"] == ["a", "b", "c"]
     assert (summary["settings"]["resolution"], summary["settings"]["points"]) == (16, 30)
-    assert (
-        sorted(p.name for p in (folder / "out" / "checkpoints").glob("step-*"))
-        == [f"step-00000{step}" for step in (2, 4, 6)][-2:]
-    )
+    assert sorted(p.name for p in (folder / "out" / "checkpoints").glob("step-*")) == ["step-000004", "step-000006"]
     assert (folder / "out" / "result.png").read_bytes()[:4] == b"\x89PNG"
     printed = capsys.readouterr().out
     for text in (
@@ -70,28 +59,11 @@ def test_it_writes_metrics_a_summary_checkpoints_and_a_picture(
         "of a perceptron on points: ",
     ):
         assert (text in printed) == (comm.rank == 0)
-
-
-@pytest.mark.long
-@pytest.mark.ranks(1, 2)
-def test_resume_keeps_the_lines_and_takes_the_same_steps(
-    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(ResultFigure, "draw", lambda *_: None)
-    folder = with_clouds(comm, shared_tmp_path)
-    assert cli.main(command(comm, folder, "--epochs", "2", "--checkpoint-every", "4")) == 0
-    comm.Barrier()
-    complete = lines_of(folder)
-    if comm.rank == 0:
-        (folder / "out" / "checkpoints" / "step-000006").rename(folder / "away")
-    comm.Barrier()
-    assert cli.main(command(comm, folder, "--epochs", "2", "--resume", "--checkpoint-every", "0")) == 0
-    comm.Barrier()
-    same = [[{**line, "seconds": 0, "samples_per_s": 0} for line in lines] for lines in (complete, lines_of(folder))]
-    assert same[0] == same[1]
+    again = command(comm, folder, "--epochs", "2", "--checkpoint-every", "0")
+    assert_resumes_with_the_same_lines(comm, folder, "step-000006", again)
     capsys.readouterr()
-    assert cli.main(command(comm, folder, "--epochs", "2", "--resume", "--keep", "0.5")) == 2
-    assert ("different settings: keep was 1.0 and is 0.5" in capsys.readouterr().err) == (comm.rank == 0)
+    assert_refused(capsys, [*again, "--resume", "--keep", "0.5"], "different settings: keep was 1.0 and is 0.5")
 
 
 @pytest.mark.ranks(2)
@@ -137,19 +109,13 @@ def test_bad_input_is_one_line_and_code_2(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     folder = with_clouds(comm, shared_tmp_path)
-    try:
-        code = cli.main(command(comm, folder, *arguments))
-    except SystemExit as end:
-        code = int(end.code or 0)
-    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("distconv train pointcloud: ")]
-    assert code == 2
-    assert [message in line for line in errors] == ([True] if comm.rank == 0 else [])
+    assert_refused(capsys, command(comm, folder, *arguments), message, among_notes=True)
 
 
 def test_a_plan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dc.Plan({"*": {"n": 1}}, 1).save(tmp_path / "plan.json")
-    assert cli.main(["train", "pointcloud", "--plan", str(tmp_path / "plan.json")]) == 2
-    assert "--plan: a sparse network has the same grid for all layers. Give it with --grid" in capsys.readouterr().err
+    text = "--plan: a sparse network has the same grid for all layers. Give it with --grid"
+    assert_refused(capsys, ["train", "pointcloud", "--plan", str(tmp_path / "plan.json")], text)
 
 
 # -- pipelines --------------------------------------------------------------------------------------------------------
@@ -170,19 +136,12 @@ def test_a_pipeline_trains_resumes_and_says_where_it_was_cut(
     arguments = ["--pipeline", "pipedream", "--weights", "stash", "--steps", "4", "--checkpoint-every", "2"]
     assert cli.main(pipelined(folder, *arguments)) == 0
     comm.Barrier()
-    complete = lines_of(folder)
     summary = json.loads((folder / "out" / "summary.json").read_text())
     assert (summary["pipeline"]["schedule"], summary["pipeline"]["weights"]) == ("pipedream", "stash")
     cut = summary["pipeline"]["cuts"]
     assert len(cut) == 1
     assert (f"pipedream of 2 stages split before {cut[0]} over 2 ranks" in capsys.readouterr().out) == (comm.rank == 0)
-    if comm.rank == 0:
-        (folder / "out" / "checkpoints" / "step-000004").rename(folder / "away")
-    comm.Barrier()
-    assert cli.main(pipelined(folder, *arguments, "--resume")) == 0
-    comm.Barrier()
-    same = [[{**line, "seconds": 0, "samples_per_s": 0} for line in lines] for lines in (complete, lines_of(folder))]
-    assert same[0] == same[1]
+    assert_resumes_with_the_same_lines(comm, folder, "step-000004", pipelined(folder, *arguments))
 
 
 @pytest.mark.ranks(2)
@@ -204,5 +163,4 @@ def test_pipelines_that_cannot_be_are_refused(
         plan.save(folder / "plan.json")
     comm.Barrier()
     given = [str(folder / "plan.json") if word == "PLAN" else word for word in arguments]
-    assert cli.main(pipelined(folder, *given)) == 2
-    assert (message in capsys.readouterr().err) == (comm.rank == 0)
+    assert_refused(capsys, pipelined(folder, *given), message, among_notes=True)

@@ -15,6 +15,7 @@ import distconv as dc
 from distconv import checkpoint, cli
 from distconv.data import open_source
 from distconv.parameters.weight_files import read_weights
+from tests.jobs.command_lines import assert_refused
 from tests.jobs.segmentation.label_maps import GRIDS, arrays, net, written
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
@@ -27,6 +28,7 @@ def command(comm: Any, path: Path, out: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.long
+@pytest.mark.ranks(1, 4)
 def test_it_trains_evaluates_and_predicts(comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = written(shared_tmp_path / "a.h5", comm), shared_tmp_path / "out"
     more = ["--epochs", "2", "--crop", "h=6", "--mirror", "wh", "--class-weights", "1,2,1", "--loss"]
@@ -64,6 +66,7 @@ def test_it_trains_evaluates_and_predicts(comm: Any, shared_tmp_path: Path, caps
     assert summary["accuracy"] == (expected.argmax(1) == label)[valid].mean()
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -83,16 +86,11 @@ def test_what_is_wrong_is_one_line(
     comm: Any, shared_tmp_path: Path, words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = written(shared_tmp_path / "a.h5", comm)
-    try:
-        code = cli.main(command(comm, path, shared_tmp_path / "out", *words))
-    except SystemExit as ended:  # by the parser
-        code = int(str(ended.code))
-    said = capsys.readouterr().err
-    assert code == 2 and (comm.rank or (reason in said and len(said.splitlines()) == 1))
+    assert_refused(capsys, command(comm, path, shared_tmp_path / "out", *words), reason)
 
 
 @pytest.mark.long
-@pytest.mark.ranks(1, 2)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("form", ["weights.pt", "weights.safetensors", "weights"])
 def test_averages_are_evaluated_predicted_with_exported_and_begun_with(
     comm: Any, shared_tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,8 @@ import distconv as dc
 from distconv import cli
 from distconv.jobs.sequence import samples
 from distconv.jobs.training.picture import ResultFigure
+from tests.jobs.command_lines import assert_refused
+from tests.jobs.commands.test_train_classify import assert_of_two_epochs, lines_of
 from tests.jobs.images.image_files import written
 from tests.jobs.sequence.sound_files import write_file, write_folder
 
@@ -30,57 +32,37 @@ def with_sounds(comm: Any, folder: Path) -> Path:
     return written(comm, folder, lambda place: write_file(place / "sounds.h5"))
 
 
-def lines_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.long
 @pytest.mark.ranks(1, 2)
-def test_it_writes_metrics_a_summary_checkpoints_and_a_picture(
-    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_it_writes_metrics_a_summary_checkpoints_and_a_picture_and_resumes_by_another_method(
+    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = with_sounds(comm, shared_tmp_path)
-    assert cli.main(command(comm, folder, "--epochs", "2", "--checkpoint-every", "3", "--method", "blelloch")) == 0
+    exact = ["--epochs", "2", "--dtype", "float64"]
+    assert cli.main(command(comm, folder, *exact, "--checkpoint-every", "4", "--method", "blelloch")) == 0
     comm.Barrier()
     lines = lines_of(folder)
-    assert [(line["step"], line.get("evaluation")) for line in lines] == [
-        *((step, None) for step in (1, 2, 3)),
-        (3, "test"),
-        *((step, None) for step in (4, 5, 6)),
-        (6, "train"),
-        (6, "test"),
-    ]
+    assert_of_two_epochs(lines)
     summary = json.loads((folder / "out" / "summary.json").read_text())
     assert summary["test_accuracy"] == lines[-1]["accuracy"] == lines[-1]["correct"] / 3
     assert summary["baselines"] == {"majority vote": pytest.approx(1 / 3)}
     assert (summary["method"], summary["classes"]) == ("blelloch", ["0", "1", "2"])
-    assert sorted(p.name for p in (folder / "out" / "checkpoints").glob("step-*")) == ["step-000003", "step-000006"]
+    assert sorted(p.name for p in (folder / "out" / "checkpoints").glob("step-*")) == ["step-000004", "step-000006"]
     assert (folder / "out" / "result.png").read_bytes()[:4] == b"\x89PNG"
     printed = capsys.readouterr().out
     for text in ("on 9 samples of 12 values a step, ", "test accuracy: ", "of a majority vote: 33.33 %"):
         assert (text in printed) == (comm.rank == 0)
-
-
-@pytest.mark.ranks(1, 2)
-def test_resume_takes_the_same_steps_by_another_method(
-    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(ResultFigure, "draw", lambda *_: None)
-    folder = with_sounds(comm, shared_tmp_path)
-    exact = ["--epochs", "2", "--dtype", "float64"]
-    assert cli.main(command(comm, folder, *exact, "--checkpoint-every", "4")) == 0
-    comm.Barrier()
-    complete = [line["loss"] for line in lines_of(folder)]
     if comm.rank == 0:
         (folder / "out" / "checkpoints" / "step-000006").rename(folder / "away")
     comm.Barrier()
-    more = ["--resume", "--checkpoint-every", "0", "--method", "blelloch"]
-    assert cli.main(command(comm, folder, *exact, *more)) == 0
+    again = command(comm, folder, *exact, "--resume", "--checkpoint-every", "0", "--method", "sequential")
+    assert cli.main(again) == 0
     comm.Barrier()
-    assert [line["loss"] for line in lines_of(folder)] == pytest.approx(complete, rel=1e-9)
+    losses = [[line["loss"] for line in each] for each in (lines, lines_of(folder))]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-9)
     capsys.readouterr()
-    assert cli.main(command(comm, folder, *exact, "--resume", "--hop-ms", "5")) == 2
-    assert ("different settings: hop_ms was 10.0 and is 5.0" in capsys.readouterr().err) == (comm.rank == 0)
+    assert_refused(capsys, [*again, "--hop-ms", "5"], "different settings: hop_ms was 10.0 and is 5.0")
 
 
 def test_a_folder_without_held_out_sounds_is_trained_on(
@@ -138,16 +120,10 @@ def test_bad_input_is_one_line_and_code_2(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     folder = with_sounds(comm, shared_tmp_path)
-    try:
-        code = cli.main(command(comm, folder, *arguments))
-    except SystemExit as end:
-        code = int(end.code or 0)
-    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("distconv train sequence: ")]
-    assert code == 2
-    assert [message in line for line in errors] == ([True] if comm.rank == 0 else [])
+    assert_refused(capsys, command(comm, folder, *arguments), message, among_notes=True)
 
 
 def test_a_plan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dc.Plan({"*": {"n": 1}}, 1).save(tmp_path / "plan.json")
-    assert cli.main(["train", "sequence", "--plan", str(tmp_path / "plan.json")]) == 2
-    assert "--plan: a recurrent network has the same grid for all layers" in capsys.readouterr().err
+    text = "--plan: a recurrent network has the same grid for all layers"
+    assert_refused(capsys, ["train", "sequence", "--plan", str(tmp_path / "plan.json")], text)

@@ -85,50 +85,8 @@ def test_images_in_other_formats_are_those_of_hdf5(comm: Any, shared_tmp_path: P
     samples.close()
 
 
-def truncated_gzip(folder: Path) -> None:
-    path = folder / "train-images-idx3-ubyte.gz"
-    path.write_bytes(path.read_bytes()[:-900])
-
-
-def truncated_idx(folder: Path) -> None:
-    put(folder / "train-images-idx3-ubyte.gz", idx(arrays(40, (1, 28, 28))[0][:, 0])[:-784])
-
-
-def short_header(folder: Path) -> None:
-    put(folder / "t10k-images-idx3-ubyte.gz", b"\0\0\x08\x03\0\0")
-
-
-def labels_for_images(folder: Path) -> None:
-    (folder / "train-images-idx3-ubyte.gz").write_bytes((folder / "train-labels-idx1-ubyte.gz").read_bytes())
-
-
-def huge_header(folder: Path) -> None:
-    put(folder / "train-labels-idx1-ubyte.gz", b"\0\0\x08\x01\xff\xff\xff\xff" + bytes(40))
-
-
-def fewer_labels(folder: Path) -> None:
-    put(folder / "train-labels-idx1-ubyte.gz", idx(arrays(40, (1, 28, 28))[1][:39]))
-
-
-def large_label(folder: Path) -> None:
-    labels = arrays(21, (1, 28, 28))[1]
-    labels[[4, 9]] = 10
-    put(folder / "t10k-labels-idx1-ubyte.gz", idx(labels))
-
-
-def no_labels(folder: Path) -> None:
-    (folder / "train-labels-idx1-ubyte.gz").unlink()
-
-
-def nothing(folder: Path) -> None:
-    for path in folder.iterdir():
-        path.unlink()
-
-
-@on_ranks
 def test_images_are_read_by_as_many_processes_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with h5py.File(tmp_path / "train.h5", "w") as file:
-        file["image"], file["label"] = np.zeros((3, 1, 4, 4), "u1"), np.arange(3)
+    image_files.write_hdf5(tmp_path / "train.h5", {"": 3})
     given: list[int] = []
     opened = groups.open_source
     monkeypatch.setattr(groups, "open_source", lambda *args, readers=0: (given.append(readers), opened(*args))[1])
@@ -137,21 +95,56 @@ def test_images_are_read_by_as_many_processes_as_asked(tmp_path: Path, monkeypat
     assert given == [0, 2]
 
 
+TRAIN, LABELS, CIFAR = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", (3, 32, 32)
+LETTERS, ANSWERS = arrays(40, (1, 28, 28))
+TWO_WRONG = arrays(21, (1, 28, 28))[1]
+TWO_WRONG[[4, 9]] = 10
+PHOTOS, KINDS = arrays(3, CIFAR)
+
+
+def holding(name: str, content: bytes) -> Any:
+    """Replace the content of a file, compressed as its ending says."""
+    return lambda folder: put(folder / name, content)
+
+
+def changed(name: str, change: Any) -> Any:
+    """Change the bytes of a file."""
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (truncated_gzip, r"train-images-idx3-ubyte.gz: truncated or damaged \(\d+ bytes\): .* Download it again"),
         (
-            truncated_idx,
+            changed(TRAIN, lambda content: content[:-900]),
+            r"train-images-idx3-ubyte.gz: truncated or damaged \(\d+ bytes\): .* Download it again",
+        ),
+        (
+            holding(TRAIN, idx(LETTERS[:, 0])[:-784]),
             r"the header announces 40 x 28 x 28 images \(31360 bytes\), but 30576 follow. Download it again",
         ),
-        (short_header, "t10k-images-idx3-ubyte.gz: not an idx file of images .6 bytes."),
-        (labels_for_images, "the magic number is 0x00000801, but that of idx images is 0x00000803"),
-        (huge_header, r"the header announces 4294967295 labels \(4294967295 bytes\), but 40 follow"),
-        (fewer_labels, "images-idx3-ubyte.gz: 40 images, but .*labels-idx1-ubyte.gz has 39 labels. Use files of"),
-        (large_label, r"t10k-labels-idx1-ubyte.gz: 2 of 21 labels are not in 0 to 9; the first is 10, of sample 4"),
-        (no_labels, "found train-images-idx3-ubyte.gz but no train-labels-idx1-ubyte"),
-        (nothing, r"no training images found. Use MNIST \(train-images-idx3-ubyte"),
+        (
+            holding("t10k-images-idx3-ubyte.gz", b"\0\0\x08\x03\0\0"),
+            "t10k-images-idx3-ubyte.gz: not an idx file of images .6 bytes.",
+        ),
+        (holding(TRAIN, idx(ANSWERS)), "the magic number is 0x00000801, but that of idx images is 0x00000803"),
+        (
+            holding(LABELS, b"\0\0\x08\x01\xff\xff\xff\xff" + bytes(40)),
+            r"the header announces 4294967295 labels \(4294967295 bytes\), but 40 follow",
+        ),
+        (
+            holding(LABELS, idx(ANSWERS[:39])),
+            "images-idx3-ubyte.gz: 40 images, but .*labels-idx1-ubyte.gz has 39 labels. Use files of",
+        ),
+        (
+            holding("t10k-labels-idx1-ubyte.gz", idx(TWO_WRONG)),
+            r"t10k-labels-idx1-ubyte.gz: 2 of 21 labels are not in 0 to 9; the first is 10, of sample 4",
+        ),
+        (lambda folder: (folder / LABELS).unlink(), "found train-images-idx3-ubyte.gz but no train-labels-idx1-ubyte"),
+        (
+            lambda folder: [path.unlink() for path in folder.iterdir()],
+            r"no training images found. Use MNIST \(train-images-idx3-ubyte",
+        ),
     ],
 )
 def test_bad_idx_files_are_refused_on_all_ranks(comm: Any, shared_tmp_path: Path, damage: Any, reason: str) -> None:
@@ -162,36 +155,19 @@ def test_bad_idx_files_are_refused_on_all_ranks(comm: Any, shared_tmp_path: Path
     assert str(shared_tmp_path) in common(comm, caught.value)
 
 
-def ragged_cifar(folder: Path) -> None:
-    put(folder / "data_batch_2.bin.xz", records(*arrays(3, (3, 32, 32)))[:-100])
-
-
-def truncated_xz(folder: Path) -> None:
-    path = folder / "test_batch.bin.xz"
-    path.write_bytes(path.read_bytes()[:-40])
-
-
-def broken_xz(folder: Path) -> None:
-    path = folder / "data_batch_1.bin.xz"
-    path.write_bytes(b"x" + path.read_bytes()[1:])
-
-
-def large_cifar_label(folder: Path) -> None:
-    images, labels = arrays(3, (3, 32, 32))
-    put(folder / "data_batch_2.bin.xz", records(images, labels + 200))
-
-
-@on_ranks
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
         (
-            ragged_cifar,
+            holding("data_batch_2.bin.xz", records(PHOTOS, KINDS)[:-100]),
             r"data_batch_2.bin.xz: not a whole number of CIFAR-10 records of 3073 bytes \(9119 bytes, 2.97 records\)",
         ),
-        (truncated_xz, "test_batch.bin.xz: truncated or damaged"),
-        (broken_xz, "data_batch_1.bin.xz: truncated or damaged .*: Input format not supported"),
-        (large_cifar_label, "3 of 15 labels are not in 0 to 9"),
+        (changed("test_batch.bin.xz", lambda content: content[:-40]), "test_batch.bin.xz: truncated or damaged"),
+        (
+            changed("data_batch_1.bin.xz", lambda content: b"x" + content[1:]),
+            "data_batch_1.bin.xz: truncated or damaged .*: Input format not supported",
+        ),
+        (holding("data_batch_2.bin.xz", records(PHOTOS, KINDS + 200)), "3 of 15 labels are not in 0 to 9"),
     ],
 )
 def test_bad_cifar_files_are_refused_on_all_ranks(comm: Any, shared_tmp_path: Path, damage: Any, reason: str) -> None:
@@ -209,7 +185,6 @@ def change(path: Path, name: str, values: Any) -> None:
 
 
 @pytest.mark.fault(38)
-@on_ranks
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [

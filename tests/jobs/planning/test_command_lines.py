@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
+from tests.jobs.command_lines import option_tests
 
-from tests.jobs.approved import assert_approved
-from tests.jobs.command_lines import describe_options, on_any_machine
-
-COMMANDS = ("plan", "explore", "profile", "plan pointcloud")
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_options_are_the_approved_ones(command: str) -> None:
-    assert_approved(f"options/{command.replace(' ', '-')}", on_any_machine("\n".join(describe_options(command))))
+test_options_are_the_approved_ones, _ = option_tests("plan", "explore", "profile", "plan pointcloud")

@@ -46,8 +46,7 @@ def _trained(name, target=None, comm=None):
 @pytest.mark.long
 @pytest.mark.ranks(4)
 @pytest.mark.time_limit(120)
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("bandwidth", [1e8, 1e9])
+@pytest.mark.parametrize(("name", "bandwidth"), list(zip(CASES, (1e8, 1e9, 1e8, 1e9), strict=True)))
 def test_a_planned_network_trains_as_one_process_does(comm, name, bandwidth):
     options, shape = CASES[name]
     graph = trace(MODELS[name].factory(**options), shape)

@@ -53,18 +53,6 @@ def test_quantised_points_are_where_the_format_says(comm: Any, shared_tmp_path: 
     clouds.close()
 
 
-@pytest.mark.ranks(2)
-def test_ranks_make_the_same_voxels_of_the_same_clouds(comm: Any, shared_tmp_path: Path) -> None:
-    path = shared_tmp_path / "clouds.h5"
-    try_on_rank_0(comm, lambda: write_ours(path), DataError)
-    clouds = PointClouds(path, comm)
-    order = [3, 0, 4] if comm.rank else [0, 4, 3]
-    batch = voxel_batch(clouds.groups["train"], order, VoxelRecipe(8, points=20), 1)
-    mine = batch.coords[batch.coords[:, 0] == order.index(4), 1:].tolist()
-    assert comm.allgather(mine) == [mine] * comm.size
-    clouds.close()
-
-
 def test_classes_without_names_are_numbered_and_doubles_are_read(tmp_path: Path) -> None:
     path = tmp_path / "clouds.h5"
     write_ours(path, parts=False)

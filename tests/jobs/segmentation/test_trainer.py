@@ -17,6 +17,7 @@ from distconv.jobs.segmentation.trainer import SegmentationSettings, Segmentatio
 from distconv.jobs.training.model_factory import ModelError
 from tests.distconv.data.sample_files import common
 from tests.jobs.segmentation.label_maps import GRIDS, arrays, net, written
+from tests.jobs.training.resumed_runs import assert_resumes_bit_for_bit
 
 NETS = {2: "tests.jobs.segmentation.label_maps:net", 3: "tests.jobs.segmentation.label_maps:volume_net"}
 CROPS = {2: "h=6,w=7", 3: "d=4,h=5,w=5"}
@@ -58,16 +59,8 @@ def test_a_grid_trains_and_scores_as_one_process(comm: Any, shared_tmp_path: Pat
 def test_a_resumed_run_takes_the_same_steps_bit_for_bit(comm: Any, shared_tmp_path: Path) -> None:
     samples = open_samples(written(shared_tmp_path / "a.h5", comm), comm, ignore=255)
     grid, saved = dc.ProcessGrid(comm, **GRIDS[comm.size]), str(shared_tmp_path / "saved")
-    first, losses = SegmentationTrainer(settings(), samples, grid), []
-    for batch in first.batches():
-        losses.append((batch.samples, first.step(*batch.tensors)))
-        if first.step_count == 4:  # in the middle of the second epoch
-            first.save(saved)
-    second = SegmentationTrainer(settings(), samples, grid)
-    assert second.resume(saved)
-    assert [(batch.samples, second.step(*batch.tensors)) for batch in second.batches()] == losses[4:]
-    pairs = zip(first.model.parameters(), second.model.parameters(), strict=True)
-    assert all(torch.equal(one, other) for one, other in pairs)
+    # In the middle of the second epoch.
+    assert_resumes_bit_for_bit(lambda: SegmentationTrainer(settings(), samples, grid), shared_tmp_path, 4)
     image, label = arrays()
     other = open_samples(written(shared_tmp_path / "b.h5", comm, train=(image + 1, label)), comm, ignore=255)
     with pytest.raises(CheckpointError) as caught:

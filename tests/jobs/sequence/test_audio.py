@@ -14,7 +14,6 @@ import scipy.io.wavfile
 import distconv as dc
 from distconv.jobs.sequence.audio import Clips, Sounds, read_recordings
 from distconv.jobs.sequence.mfcc import CoefficientRecipe, mfcc
-from tests.jobs.images.image_files import written
 from tests.jobs.sequence.sound_files import RATE, tones, write_file, write_folder
 
 DIGITS = Path(__file__).parents[4] / "shared" / "data" / "audio" / "fsdd_8k.h5"
@@ -125,12 +124,6 @@ def test_ranks_share_the_coefficients(comm):
     found = Sounds(Clips(sounds, labels), RATE, CoefficientRecipe(), comm)
     for index, sound in enumerate(sounds):
         assert np.array_equal(found[index], mfcc(sound, RATE, CoefficientRecipe()))
-
-
-@pytest.mark.ranks(2)
-def test_a_file_becomes_sounds_on_all_ranks(comm, shared_tmp_path):
-    folder = written(comm, shared_tmp_path, lambda place: write_file(place / "a.h5"))
-    assert len(read_recordings(folder / "a.h5").groups["train"].sounds) == 9
 
 
 @pytest.mark.skipif(not DIGITS.exists(), reason="needs ../shared/data")

@@ -60,16 +60,6 @@ def test_no_batch_is_refused(comm):
     )
 
 
-@pytest.mark.ranks(2)
-def test_a_path_without_sounds_is_refused_on_all_ranks(comm, shared_tmp_path):
-    raises_everywhere(
-        comm,
-        dc.DataError,
-        "no training sounds found",
-        lambda: SequenceSamples(shared_tmp_path, comm, length=5, recipe=CoefficientRecipe()),
-    )
-
-
 def test_bits_are_set_as_often_as_their_class_says():
     streams = Bitstreams(40, 5000)
     for index, label in enumerate(streams.labels):

@@ -61,20 +61,6 @@ def test_a_width_that_a_model_does_not_take_is_refused(comm: Any, users_folder: 
         build_classifier("users_nets:build", comm, seed=0, in_channels=1, classes=10, width=4)
 
 
-@pytest.mark.ranks(2)
-def test_a_model_that_only_one_rank_cannot_import_is_refused_on_all(
-    comm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    if comm.rank == 0:
-        (tmp_path / "lonely_nets.py").write_text(users_models.NETS)
-    with pytest.raises(ModelError, match=r"no module 'lonely_nets' in .* \(on rank 1\)") as caught:
-        build_classifier("lonely_nets:Net", comm, seed=0, in_channels=1, classes=10)
-    common(comm, caught.value)
-    sys.modules.pop("lonely_nets", None)
-
-
 def test_modules_of_the_current_directory_stand_in_for_no_others_afterwards(
     comm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

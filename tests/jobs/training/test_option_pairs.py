@@ -124,14 +124,6 @@ def test_without_a_grid_ranks_divide_what_is_taken_at_a_time(
     assert observed(monkeypatch, task, words, ranks=6)["place"] == {"n": along_n, axis: 6 // along_n}
 
 
-@pytest.mark.parametrize(("words", "begun"), [("", "w.pt"), ("--resume", None), ("--overwrite", "w.pt")])
-def test_weights_begin_a_run_unless_it_is_resumed(
-    words: str, begun: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    line = ["--data", "x", "--init-from", "w.pt", *words.split()]
-    assert observed(monkeypatch, "classify", line, ranks=2)["init_from"] == begun
-
-
 def test_options_are_printed_as_a_file_that_is_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--data", "x", *"--lr 0.25 --grid h=2,w=3 --track tensorboard --evaluate-every 3 --augment flip".split()]
     given = parsed("train classify", *words, "--optimizer-args", "{eps: 0.5}", "--capture", "off")

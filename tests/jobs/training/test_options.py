@@ -32,14 +32,6 @@ def test_a_value_is_read_or_refused(read, right, wrong) -> None:
             read(text)
 
 
-@pytest.mark.parametrize(("ranks", "batch"), [(1, 1), (4, 8), (4, 6), (6, 4), (8, 3), (3, 9)])
-def test_without_a_grid_as_many_ranks_as_divide_the_batch_lie_along_n(ranks: int, batch: int) -> None:
-    found = options.default_grid(ranks, batch)
-    assert found["n"] * found["h"] == ranks
-    assert batch % found["n"] == 0
-    assert not any(batch % parts == 0 and ranks % parts == 0 for parts in range(found["n"] + 1, ranks + 1))
-
-
 @dataclass(frozen=True)
 class More(TrainingSettings):
     """Settings of a job of its own."""
@@ -51,13 +43,6 @@ def parsed(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     options.add_training_arguments(parser, More("lenet5", batch=8, lr=0.25), "runs/x")
     return parser.parse_args([*arguments])
-
-
-def test_settings_are_those_of_the_options_and_by_default_those_of_the_job() -> None:
-    given = parsed("--epochs", "3", "--optimizer", "adam", "--drop-last")
-    given.model, given.colour = "lenet5", "blue"
-    found = options.settings_from_options(given, More)
-    assert found == More("lenet5", batch=8, lr=0.25, epochs=3, optimizer="adam", drop_last=True, colour="blue")
 
 
 def test_the_place_is_the_grid_or_the_plan_that_was_asked_for(comm, shared_tmp_path) -> None:

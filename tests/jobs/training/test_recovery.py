@@ -111,7 +111,7 @@ def test_a_run_goes_on_with_each_setting_as_it_was_but_its_length(comm: Any, sha
 
 
 @pytest.mark.long
-@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("split", ["h", "c"])
 def test_averaged_weights_are_held_resumed_and_evaluated(comm: Any, shared_tmp_path: Path, split: str) -> None:
     settings = ImageSettings("resnet20", width=4, batch=8, steps=4, lr=0.01, dtype="float64", ema=0.75)

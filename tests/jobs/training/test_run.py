@@ -44,6 +44,26 @@ def options(
     )
 
 
+def take_all(given: argparse.Namespace, trainer: Any, *more: Any) -> Metrics:
+    """Prepare a run and take its steps."""
+    prepare_run(given, trainer)
+    with Metrics(given.out, trainer) as metrics:
+        take_steps(given, trainer, metrics, *more)
+    trainer.comm.Barrier()
+    return metrics
+
+
+def signal_at(trainer: Any, step: int, rank: int) -> None:
+    """A rank gets a signal in the step after ``step``."""
+
+    def signalled(*batch: object) -> None:
+        if trainer.step_count == step and trainer.comm.rank == rank:
+            os.kill(os.getpid(), signal.SIGTERM)
+        StandIn.step(trainer, *batch)
+
+    trainer.step = signalled
+
+
 @on_ranks
 @pytest.mark.parametrize("left", ["checkpoints/step-000004", "metrics.jsonl", "summary.json"])
 def test_a_new_run_erases_an_earlier_one_only_when_asked(comm: Any, shared_tmp_path: Path, left: str) -> None:
@@ -149,10 +169,7 @@ def test_it_evaluates_behind_each_epoch_but_the_last_and_saves_when_asked(
 ) -> None:
     trainer: Any = StandIn(comm, delay=delay)
     given = options(shared_tmp_path, every=every)
-    prepare_run(given, trainer)
-    with Metrics(given.out, trainer) as metrics:
-        take_steps(given, trainer, metrics, lambda: trainer.asked.append(f"evaluate {trainer.step_count}"))
-    comm.Barrier()
+    metrics = take_all(given, trainer, lambda: trainer.asked.append(f"evaluate {trainer.step_count}"))
     begun = [word for word in trainer.asked if not word.startswith("saved")]
     assert sorted(begun) == sorted(["evaluate 3", *(f"save {step}" for step in saves)])
     lines = list(metrics.lines())
@@ -168,10 +185,7 @@ def test_a_line_has_the_seconds_of_its_step_and_the_samples_of_its_batch_in_each
     ticks = count()
     monkeypatch.setattr("distconv.jobs.training.run.time", SimpleNamespace(perf_counter=lambda: 0.25 * next(ticks)))
     trainer: Any = StandIn(comm)
-    prepare_run(options(shared_tmp_path), trainer)
-    with Metrics(options(shared_tmp_path).out, trainer) as metrics:
-        take_steps(options(shared_tmp_path), trainer, metrics)
-    comm.Barrier()
+    metrics = take_all(options(shared_tmp_path), trainer)
     # A look at the clock before each step of two samples, and one behind it.
     assert [(line["seconds"], line["samples_per_s"]) for line in metrics.lines()] == [(0.25, 8.0)] * 6
 
@@ -182,10 +196,7 @@ def test_a_checkpoint_is_committed_in_the_step_in_which_all_ranks_have_written_i
     comm: Any, shared_tmp_path: Path, delay: int
 ) -> None:
     trainer: Any = StandIn(comm, epochs=8, delay=delay)
-    given = options(shared_tmp_path, every=10)
-    prepare_run(given, trainer)
-    with Metrics(given.out, trainer) as metrics:
-        take_steps(given, trainer, metrics)
+    take_all(options(shared_tmp_path, every=10), trainer)
     # The last of the ranks takes 2 steps, and one for each rank before it; an answer is known ``delay`` steps later.
     takes = 1 + comm.size + delay
     saved = ["save 10", f"saved 10 at {10 + takes}", "save 20", f"saved 20 at {min(20 + takes, 24)}"]
@@ -195,8 +206,6 @@ def test_a_checkpoint_is_committed_in_the_step_in_which_all_ranks_have_written_i
 @on_ranks
 def test_a_run_that_ends_on_all_ranks_commits_its_checkpoint_first(comm: Any, shared_tmp_path: Path) -> None:
     trainer: Any = StandIn(comm)
-    given = options(shared_tmp_path, every=3)
-    prepare_run(given, trainer)
 
     def failing(*batch: object) -> None:
         if trainer.step_count == 3:
@@ -204,8 +213,8 @@ def test_a_run_that_ends_on_all_ranks_commits_its_checkpoint_first(comm: Any, sh
         StandIn.step(trainer, *batch)
 
     trainer.step = failing
-    with pytest.raises(DataError, match="the loss is nan"), Metrics(given.out, trainer) as metrics:
-        take_steps(given, trainer, metrics)
+    with pytest.raises(DataError, match="the loss is nan"):
+        take_all(options(shared_tmp_path, every=3), trainer)
     assert trainer.asked == ["save 3", "saved 3 at 3"]
 
 
@@ -213,10 +222,7 @@ def test_a_run_that_ends_on_all_ranks_commits_its_checkpoint_first(comm: Any, sh
 @on_ranks
 def test_replicas_are_compared_as_often_as_asked(comm: Any, shared_tmp_path: Path) -> None:
     trainer: Any = StandIn(comm)
-    given = options(shared_tmp_path, check=2)
-    prepare_run(given, trainer)
-    with Metrics(given.out, trainer) as metrics:
-        take_steps(given, trainer, metrics)
+    take_all(options(shared_tmp_path, check=2), trainer)
     assert trainer.asked == ["check 2", "check 4", "check 6"]
 
 
@@ -260,13 +266,7 @@ def test_a_stopped_run_has_a_checkpoint_and_all_its_losses(
     given = options(shared_tmp_path, every=every)
     prepare_run(given, trainer)
     last = 3 + delay
-
-    def signalled(*batch: object) -> None:
-        if trainer.step_count == 2 and comm.rank == comm.size - 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        StandIn.step(trainer, *batch)
-
-    trainer.step = signalled
+    signal_at(trainer, 2, comm.size - 1)
     with pytest.raises(SystemExit) as end, Metrics(given.out, trainer) as metrics:
         take_steps(given, trainer, metrics)
     comm.Barrier()
@@ -281,17 +281,8 @@ def test_a_stopped_run_has_a_checkpoint_and_all_its_losses(
 @on_ranks
 def test_a_signal_in_the_last_step_stops_nothing(comm: Any, shared_tmp_path: Path) -> None:
     trainer: Any = StandIn(comm)
-    given = options(shared_tmp_path)
-    prepare_run(given, trainer)
-
-    def signalled(*batch: object) -> None:
-        if trainer.step_count == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-        StandIn.step(trainer, *batch)
-
-    trainer.step = signalled
-    with Metrics(given.out, trainer) as metrics:
-        take_steps(given, trainer, metrics)
+    signal_at(trainer, 5, comm.rank)
+    take_all(options(shared_tmp_path), trainer)
     assert (trainer.step_count, trainer.asked) == (6, [])
 
 

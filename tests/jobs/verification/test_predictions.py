@@ -11,6 +11,7 @@ import pytest
 import distconv as dc
 from distconv import cli
 from distconv.jobs.verification import predictions
+from tests.jobs.command_lines import assert_refused
 from tests.perfmodel.networks import machine
 
 COMMAND = ["verify", "predictions"]
@@ -72,26 +73,18 @@ def test_a_choice_is_measured_beside_the_best_grid_unless_it_is_one(
     )
 
 
-def refused(comm: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:
-    assert cli.main([*COMMAND, *arguments]) == 2
-    err = capsys.readouterr().err
-    assert err == "" if comm.rank else (text in err and len(err.splitlines()) == 1)
-
-
 @pytest.mark.ranks(2)
-def test_an_unknown_network_is_refused(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    refused(comm, capsys, ["--models", "lenet5,foo"], "--models foo: there is no such network; there are lenet5, ")
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--models", "lenet5,foo"], "--models foo: there is no such network; there are lenet5, "),
+        (["--rounds", "0"], "'0' is not a positive integer"),
+    ],
+)
+def test_bad_input_is_refused(comm: Any, capsys: Any, arguments: list[str], text: str) -> None:
+    assert_refused(capsys, [*COMMAND, *arguments], text)
 
 
 @pytest.mark.ranks(1)
 def test_one_rank_is_refused_before_anything_is_measured(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    refused(comm, capsys, ["--models", "lenet5"], "start it with mpiexec -n 2")
-
-
-@pytest.mark.ranks(2)
-def test_no_rounds_are_refused(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.main([*COMMAND, "--rounds", "0"])
-    assert caught.value.code == 2
-    err = capsys.readouterr().err
-    assert err == "" if comm.rank else "'0' is not a positive integer" in err
+    assert_refused(capsys, [*COMMAND, "--models", "lenet5"], "start it with mpiexec -n 2")

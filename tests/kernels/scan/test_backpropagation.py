@@ -62,13 +62,6 @@ def test_an_explanation_names_the_choice_and_the_time_of_each_method():
     assert all(f"{name} " in text and " ms" in text for name in ("linear", "blelloch", "truncated"))
 
 
-def test_an_unknown_method_is_refused():
-    with pytest.raises(ScanError, match="method 'hillis', depth None: pass one of"):
-        backpropagate(normal(1, 4), stack(3, 1), "hillis")
-    with pytest.raises(ScanError, match="depth -1"):
-        backpropagate(normal(1, 4), stack(3, 1), "truncated", depth=-1)
-
-
 def test_a_truncated_scan_of_no_levels_is_linear_and_fewer_are_refused():
     jacobians, gradient = stack(5), normal(2, 4, seed=1)
     assert_close(backpropagate(gradient, jacobians, "truncated", depth=0), backpropagate_in_order(gradient, jacobians))

@@ -53,34 +53,6 @@ def test_shapes_that_do_not_broadcast_raise_torchs_error(comm):
     raises_everywhere(comm, dc.ShapeError, match, lambda: x + normal(5))
 
 
-@pytest.mark.filterwarnings("ignore:Default grid_sample")
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda x: F.max_pool2d(x, 2),
-        lambda x: F.avg_pool3d(x.unsqueeze(2), (1, 2, 2)),
-        lambda x: F.adaptive_avg_pool2d(x, 1),
-        lambda x: F.adaptive_max_pool3d(x.unsqueeze(2), (1, 2, 1)),
-        lambda x: F.interpolate(x, size=(5, 3), mode="area"),
-        lambda x: F.pad(x, (1, 1, 1, 1), "reflect"),
-        lambda x: F.grid_sample(x, torch.zeros(1, 2, 2, 2)),
-        lambda x: F.cross_entropy(x, torch.zeros(1, 3, 4).long()),
-        lambda x: F.group_norm(x, 2),
-        lambda x: F.dropout2d(x),
-    ],
-)
-def test_under_autocast_every_rank_has_the_dtype_of_one_process(comm, call):
-    x = normal(1, 2, 3, 4).float()
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.manual_seed(0)
-        expected = call(x.bfloat16())
-        for grid in grids(comm, "ch"):
-            torch.manual_seed(0)
-            y = call(dc.scatter(x.bfloat16(), grid))
-            assert y.dtype == y.local.dtype == expected.dtype
-            torch.testing.assert_close(dc.gather(y), expected, rtol=1e-2, atol=1e-2)
-
-
 @pytest.mark.parametrize(
     "call",
     [

@@ -32,19 +32,18 @@ def norm(count, **options):
 @pytest.mark.parametrize("options", [{}, {"affine": False}, {"track_running_stats": False}, {"momentum": None}])
 @UP_TO_SIX_RANKS
 def test_in_training_it_equals_one_process(comm, count, options):
-    for grid in grids(comm, ("nw", "nhw", "ndw")[count - 1]):
+    for grid in grids(comm, ("ncw", "nchw", "ndw")[count - 1]):
         module = norm(count, **options)
         for step in range(2):
             check_module_same_as_one_process(grid, module, 3 * normal(*KINDS[count][1], seed=step) + 1)
 
 
-@pytest.mark.parametrize("affine", [True, False])
-def test_in_evaluation_it_equals_one_process(comm, affine):
-    module = norm(2, affine=affine)
-    module.running_mean += 0.3
-    module.running_var *= 2
-    module.eval()
-    for grid in grids(comm, "nhw"):
+@pytest.mark.parametrize("options", [{}, {"affine": False}, {"track_running_stats": False}])
+def test_in_evaluation_it_equals_one_process(comm, options):
+    module = norm(2, **options).eval()
+    for buffer in module.buffers():
+        buffer.copy_(2 * buffer + 0.3)
+    for grid in grids(comm, "nchw"):
         check_module_same_as_one_process(grid, module, normal(3, 4, 7, 5))
 
 
@@ -108,15 +107,6 @@ def test_running_statistics_are_equal_on_all_ranks(comm):
     for buffer in module.buffers():
         values = comm.allgather(buffer.tolist())
         assert all(each == values[0] for each in values)
-
-
-def test_a_large_mean_costs_no_digits(comm):
-    x = normal(3, 4, 7, 5) + 1e5
-    for grid in grids(comm, "h"):
-        reference, module = norm(2), norm(2)
-        found = dc.gather(module(dc.scatter(x, grid)))
-        torch.testing.assert_close(found, reference(x), rtol=0, atol=1e-7)
-        torch.testing.assert_close(module.running_var, reference.running_var, rtol=1e-8, atol=0)
 
 
 def test_ranks_without_rows_take_part(comm):
@@ -195,15 +185,6 @@ def test_one_value_per_channel_raises_torchs_error(comm, shape):
     x = dc.scatter(normal(*shape), grid_over(comm, n=comm.size))
     text = raises_everywhere(comm, dc.ShapeError, "Expected more than 1 value per channel", lambda: module(x))
     assert str(caught.value).split("[")[0] in text
-
-
-@pytest.mark.parametrize("options", [{}, {"affine": False}, {"track_running_stats": False}])
-@pytest.mark.parametrize("training", [True, False])
-def test_channels_may_be_split(comm, options, training):
-    for grid in grids(comm, "cnh"):
-        module = norm(2, **options).train(training)
-        for step in range(2):
-            check_module_same_as_one_process(grid, module, 3 * normal(3, 4, 7, 5, seed=step) + 1)
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -82,17 +82,6 @@ def test_distributed_parameters_get_distributed_gradients(comm):
     )
 
 
-def test_parallelized_parameters_get_their_gradients_before_backward_returns(comm):
-    grid = grid_over(comm, h=comm.size)
-    reference, module = (with_parameters(lambda: nn.GroupNorm(2, 6)) for _ in range(2))
-    dc.parallelize(module, grid)
-    x = normal(*SHAPES[2])
-    (reference(x) ** 2).sum().backward()
-    (module(dc.scatter(x, grid)) ** 2).sum().backward()
-    for name, parameter in module.named_parameters():
-        close(parameter.grad, reference.get_parameter(name).grad, name)
-
-
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize(
     "options", [{}, {"affine": True}, {"affine": True, "track_running_stats": True, "momentum": 0.3}], ids=str

@@ -187,53 +187,6 @@ def test_half_precision_counts_all_labels(comm):
     assert loss.dtype == torch.float16 and loss.item() == pytest.approx(expected.item(), rel=2e-3)
 
 
-# -- losses that users write ------------------------------------------------------------------------------------------
-
-
-def binary_dice(logits, target, smooth=1.0):
-    p = torch.sigmoid(logits)
-    intersection = (p * target).sum(dim=(2, 3))
-    union = p.sum(dim=(2, 3)) + target.sum(dim=(2, 3))
-    return 1 - ((2 * intersection + smooth) / (union + smooth)).mean()
-
-
-def flat_dice(logits, target):
-    p, t = torch.sigmoid(logits).reshape(-1), target.reshape(-1)
-    return 1 - (2.0 * (p * t).sum() + 1e-5) / ((p * p).sum() + (t * t).sum() + 1e-5)
-
-
-def class_dice(logits, labels):
-    p = F.softmax(logits, dim=1)
-    t = F.one_hot(labels, num_classes=logits.shape[1]).permute(0, 3, 1, 2).to(p.dtype)
-    numbers = 2 * torch.sum(p * t, (0, 2, 3)) / (torch.sum(p + t, (0, 2, 3))).clamp(min=1e-6)
-    return 1 - numbers[1:].mean() + F.cross_entropy(logits, labels)
-
-
-def focal(logits, target, gamma=2.0):
-    bce = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
-    return ((1 - torch.exp(-bce)) ** gamma * bce).mean()
-
-
-def tversky(logits, labels):
-    p = torch.softmax(logits, 1)
-    t = torch.zeros_like(p).scatter_(1, labels.unsqueeze(1), 1.0)
-    hits, misses, alarms = (v.flatten(2).sum(-1) for v in (p * t, (1 - p) * t, p * (1 - t)))
-    return (1 - (hits + 1) / (hits + 0.3 * misses + 0.7 * alarms + 1)).mean()
-
-
-@pytest.mark.parametrize("loss", [binary_dice, flat_dice, focal])
-def test_a_users_loss_of_masks_equals_one_process(comm, loss):
-    target = labels(3, 2, 7, 5, classes=2).double()
-    for grid in grids(comm, "nch"):
-        same_as_one_process(grid, lambda x, t: loss(x, t.detach()), normal(3, 2, 7, 5), target)
-
-
-@pytest.mark.parametrize("loss", [class_dice, tversky])
-def test_a_users_loss_of_classes_equals_one_process(comm, loss):
-    for grid in grids(comm, "nch"):
-        same_as_one_process(grid, loss, normal(3, 4, 7, 5), labels(3, 7, 5), dims=AXES[2])
-
-
 def test_nll_and_plain_bce_equal_one_process(comm):
     ones = torch.ones(3, 2, 7, dtype=torch.float64)
     for grid in grids(comm, "nhw"):

@@ -7,7 +7,6 @@ import itertools
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 
 import distconv as dc
@@ -177,22 +176,6 @@ def test_results_that_are_changed_in_place_are_noticed():
     y.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
-
-
-def test_it_trains_as_torchs_module_does():
-    one, other = torch_and_scan_modules("gru", 3, 5, method="blelloch")
-    x = normal(20, 4, 3)
-    losses = []
-    for module in (one, other):
-        optimizer = torch.optim.SGD(module.parameters(), 0.1)
-        losses.append([])
-        for _ in range(5):
-            optimizer.zero_grad()
-            loss = nn.functional.mse_loss(module(x)[1], torch.ones(1, 4, 5, dtype=torch.float64))
-            loss.backward()
-            optimizer.step()
-            losses[-1].append(loss.item())
-    assert losses[1] == pytest.approx(losses[0], rel=1e-12)
 
 
 @pytest.mark.gpu

@@ -77,39 +77,6 @@ def test_a_rank_keeps_inputs_and_states_of_its_own_steps_alone(comm):
     assert sum(tensor.numel() for tensor in kept) == of_steps + BATCH * HIDDEN + sum(w.numel() for w in weights)
 
 
-@pytest.mark.slow
-@pytest.mark.ranks(2, 3, 4, 6)
-@pytest.mark.time_limit(300)
-@pytest.mark.parametrize("method", [Method.SEQUENTIAL, Method.BLELLOCH])
-def test_thirty_thousand_steps_over_ranks_equal_one_rank(comm, method):
-    steps, batch, inputs, hidden = 30_000, 2, 12, 20
-    grid = grid_over(comm, w=comm.size)
-    low, high = dc.Distribution(grid, ("w",)).box(None, (steps,))[0]
-    weights = [normal(3 * hidden, n, seed=n) / 5 for n in (inputs, hidden)]
-    x, gradient = normal(steps, batch, inputs), normal(steps, batch, hidden, seed=1)
-    found, saved = [], []
-    for ranks, block in ((None, slice(None)), (TimeRanks(grid, "w", -(-steps // comm.size), False), slice(low, high))):
-        own, first = x[block].clone().requires_grad_(), normal(batch, hidden).requires_grad_()
-        parameters = [weight.clone().requires_grad_() for weight in weights]
-        kept = []
-
-        def keep(tensor, kept=kept):
-            kept.append(tensor.nbytes)
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            y = Recurrence(CELLS["gru"], method, ranks)(own, first, parameters)
-        y.backward(gradient[block])
-        saved.append(sum(kept))
-        of_weights = [p.grad if ranks is None else comm.allreduce(p.grad.numpy()) for p in parameters]
-        found.append([y.detach(), own.grad, *map(torch.as_tensor, of_weights)])
-    for one, other in zip(found[0][:2], found[1][:2], strict=True):
-        torch.testing.assert_close(other, one[low:high], rtol=1e-10, atol=1e-10)
-    for one, other in zip(found[0][2:], found[1][2:], strict=True):
-        torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-10)
-    assert saved[1] <= 1.1 * saved[0] / comm.size
-
-
 @pytest.mark.parametrize("chosen", [Method.AUTOGRAD, Method.SEQUENTIAL])
 def test_a_rank_of_a_scan_uses_the_chosen_method_unless_it_is_torchs(comm, monkeypatch, chosen):
     """On a GPU that is cuDNN, which accepts no gradient from the later rank."""

@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import distconv as dc
-from distconv.layers.recurrent import ScanGRU
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.layers.recurrent.modules import KINDS, SMALL, gradients, torch_and_scan_modules
 
@@ -117,44 +116,6 @@ def test_more_ranks_than_samples(comm):
             normal(5, 1, 3),
             normal(1, 1, 4),
         )
-
-
-@pytest.mark.long
-@RANKS
-def test_a_network_of_convolutions_and_a_recurrence_trains_as_in_one_process(comm):
-    class Listener(nn.Module):
-        def __init__(self, recurrent):
-            super().__init__()
-            self.features = nn.Sequential(nn.Conv1d(1, 4, 5, stride=2, padding=2), nn.BatchNorm1d(4), nn.ReLU())
-            self.recurrent, self.head = recurrent, nn.Linear(10, 3)
-
-        def forward(self, x):
-            _, last = self.recurrent(self.features(x).transpose(1, 2))
-            return self.head(last.transpose(0, 1).flatten(1))
-
-    x, labels = normal(4, 1, 30), torch.tensor([0, 2, 1, 1])
-    for grid in grids(comm, "nw"):
-        torch.manual_seed(1)
-        one = Listener(nn.GRU(4, 5, batch_first=True, bidirectional=True)).double()
-        for make in (nn.GRU, ScanGRU):
-            alone, split = copy.deepcopy(one), copy.deepcopy(one)
-            split.recurrent = make(4, 5, batch_first=True, bidirectional=True).double()
-            split.recurrent.load_state_dict(one.recurrent.state_dict())
-            dc.parallelize(split, grid)
-            optimizers = [torch.optim.SGD(module.parameters(), 0.5) for module in (alone, split)]
-            for _ in range(3):
-                outputs = alone(x), split(dc.scatter(x, grid))
-                losses = [
-                    nn.functional.cross_entropy(outputs[0], labels),
-                    nn.functional.cross_entropy(outputs[1], dc.scatter(labels, grid)),
-                ]
-                assert losses[1].item() == pytest.approx(losses[0].item(), abs=1e-10)
-                for loss, optimizer in zip(losses, optimizers, strict=True):
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
-            for expected, actual in zip(alone.parameters(), split.parameters(), strict=True):
-                torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.ranks(2, 3)

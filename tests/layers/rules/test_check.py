@@ -71,6 +71,7 @@ def test_channels_with_replicated_weights_are_no_window(comm: Any) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.ranks(1, 3)
 @pytest.mark.parametrize(
     ("operator", "windows", "reason"),
     [

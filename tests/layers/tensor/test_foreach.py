@@ -147,24 +147,6 @@ def test_an_infinite_gradient_on_one_rank_skips_the_step_on_all(comm):
     assert set(comm.allgather(scaler.get_scale())) == {2.0}
 
 
-def test_an_optimizer_goes_on_from_its_state(comm):
-    grid = grid_over(comm, c=comm.size)
-
-    def make(found):
-        return optim.Adam(found, lr=0.1)
-
-    found = train(grid, make, steps=2)
-    optimizer = make(found)
-    again = make(found)
-    for _ in range(2):
-        optimizer.zero_grad()
-        loss(*found).backward()
-        optimizer.step()
-    again.load_state_dict(optimizer.state_dict())
-    before = optimizer.state[found[0]]["exp_avg"]
-    assert torch.equal(dc.gather(again.state[found[0]]["exp_avg"]), dc.gather(before))
-
-
 @pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad])
 def test_a_fused_optimizer_steps_as_one_that_is_not(comm, kind):
     stepped = []

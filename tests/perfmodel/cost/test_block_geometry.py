@@ -122,14 +122,6 @@ def test_groups_know_how_many_of_them_share_a_node():
     assert parts.group(("n", "h", "w")) == RankGroup(16, 4)
 
 
-def test_neighbours_on_other_nodes_are_counted():
-    assert AxisParts.from_axes({"h": 2, "w": 2}, 4, 4).far_neighbours("h") == 0
-    assert AxisParts.from_axes({"h": 4, "w": 4}, 16, 4).far_neighbours("w") == 0
-    assert AxisParts.from_axes({"h": 4, "w": 4}, 16, 4).far_neighbours("h") == 2
-    assert AxisParts.from_axes({"h": 2, "w": 4}, 8, 4).far_neighbours("h") == 1
-    assert AxisParts.from_axes({"h": 8}, 8, 4).far_neighbours("h") == 1
-
-
 @pytest.mark.parametrize("per_node", [1, 2, 3, 4, 5, 6, 8])
 @pytest.mark.parametrize("axes", [{"h": 3, "w": 3}, {"n": 2, "h": 4, "w": 2}, {"h": 6, "w": 4}, {"n": 2, "h": 3}])
 def test_neighbours_on_other_nodes_are_those_of_each_rank_by_itself(axes, per_node):

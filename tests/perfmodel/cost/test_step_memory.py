@@ -65,13 +65,6 @@ def test_a_result_that_waits_for_a_shortcut_is_held_until_there():
     assert memory(waiting, {"n": 2}) - memory(not_waiting, {"n": 2}) == Y / 2
 
 
-def test_a_layer_on_another_grid_has_a_copy_of_its_input():
-    two = trace(nn.Sequential(nn.Conv2d(4, 8, 1, bias=False), nn.Conv2d(8, 8, 1, bias=False)), (4, 4, 8, 8))
-    moved = evaluate(two, {"0": {"n": 2}, "1": {"h": 2}}, machine(), 2, memory_model="keep-all").memory
-    stays = evaluate(two, {"*": {"n": 2}}, machine(), 2, memory_model="keep-all").memory
-    assert moved - stays == 2 * (Y / 2)
-
-
 def test_autograd_holds_both_copies_that_a_redistribution_needs():
     # The fullest moment is the way of y to the other grid: packed and put in place, beside x and y, which are saved.
     layers = nn.Conv2d(4, 8, 1, bias=False), nn.Conv2d(8, 1, 1, bias=False)

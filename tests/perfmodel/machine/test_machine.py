@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distconv as dc
@@ -198,6 +198,7 @@ KEYS = st.text(st.characters(codec="utf-8"), max_size=200)
 
 
 @pytest.mark.long
+@settings(max_examples=30)
 @given(POSITIVE, POSITIVE, POSITIVE, st.dictionaries(KEYS, POSITIVE, max_size=5), st.booleans())
 def test_what_is_saved_is_loaded_as_it_was(tmp_path_factory, a, b, c, table, flag):
     path = tmp_path_factory.getbasetemp() / "saved.yaml"

@@ -21,7 +21,7 @@ from tests.distconv.layouts import grid_over
 from tests.perfmodel.sparse.examples import cloud, machine, network, resnet
 
 
-@pytest.mark.ranks(2, 4, 6)
+@pytest.mark.ranks(4, 6)
 @pytest.mark.parametrize("axes", ["n", "d", "n,h", "h,w"])
 @pytest.mark.parametrize("build", [network, resnet])
 def test_counts_are_those_of_the_ranks(comm: Any, axes: str, build: Any) -> None:

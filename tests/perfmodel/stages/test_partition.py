@@ -17,9 +17,6 @@ from tests.perfmodel.stages.partitions import BANDWIDTH, random_devices, random_
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "profiles"
 
 
-# -- costs ------------------------------------------------------------------------------------------------------------
-
-
 # -- the searches -----------------------------------------------------------------------------------------------------
 
 

@@ -83,7 +83,7 @@ def test_a_module_called_twice_counts_twice_and_outputs_in_a_tuple_all_count():
     assert footprint(Twice(), (4,), 3, (1,)).activations == (48, 96)
 
 
-@pytest.mark.parametrize(("blocks", "increase"), [(9, 58), (18, 58), (37, 57), (60, 57)])
+@pytest.mark.parametrize(("blocks", "increase"), [(9, 58), (37, 57)])
 def test_resnets_need_no_more_than_58_percent_as_table_7_says(blocks, increase):
     assert percent(footprint(CifarResNet(blocks), CIFAR, MINIBATCH, (2 * blocks + 1,))) == increase
 

@@ -41,18 +41,17 @@ POLICIES += [("pipedream", None), ("spectrain", None)]
 
 
 @pytest.mark.ranks(3)
-@pytest.mark.parametrize("name", CUTS)
 @pytest.mark.parametrize(("schedule", "weights"), POLICIES)
-def test_a_model_that_is_cut_has_any_weights_that_the_serial_pipeline_has(comm, name, schedule, weights):
+def test_a_model_that_is_cut_has_any_weights_that_the_serial_pipeline_has(comm, schedule, weights):
     torch.manual_seed(0)
-    model = MODELS[name](width=2).double()
+    model = MODELS["resnet20"](width=2).double()
     if weights == "recompute":  # a stage that is run once more must leave its input as it is
         for module in model.modules():
             if isinstance(module, nn.ReLU):
                 module.inplace = False
     data = [(normal(3, 3, 32, 32, seed=i), torch.tensor([1, 0, 7])) for i in range(7)]
     data.append((normal(2, 3, 32, 32, seed=7), torch.tensor([3, 9])))
-    assert_trains_as_one_process(comm, split(model, CUTS[name][3]), data, schedule, weights=weights)
+    assert_trains_as_one_process(comm, split(model, CUTS["resnet20"][3]), data, schedule, weights=weights)
 
 
 @pytest.mark.ranks(3)

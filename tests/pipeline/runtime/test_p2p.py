@@ -132,24 +132,21 @@ def test_activations_and_gradients_between_two_ranks_do_not_mix(comm):
 
 
 @pytest.mark.ranks(2)
-def test_a_message_of_another_step_is_an_error_that_names_both(comm):
-    box = messages(comm)
+@pytest.mark.parametrize(
+    ("number", "sent", "expected", "words"),
+    [
+        (3, Minibatch(8, 4), Minibatch(7, 4), r"step 7 from rank 0, but that sends F of micro-batch 3 of step 8"),
+        (0, Minibatch(0, 6), Minibatch(0, 5), "rank 0 has a mini-batch of 6 samples, but this rank has 5"),
+    ],
+    ids=["another step", "other samples"],
+)
+def test_a_message_of_another_mini_batch_is_an_error_that_names_both(comm, number, sent, expected, words):
+    box, message = messages(comm), Message(Kind.F, number, 1)
     if comm.rank == 0:
-        box.send(Message(Kind.F, 3, 1), 1, Minibatch(8, 4), [torch.ones(2)], loss=0.0, what="a test")
+        box.send(message, 1, sent, [torch.ones(2)], loss=0.0, what="a test")
     else:
-        with pytest.raises(PipelineError, match=r"step 7 from rank 0, but that sends F of micro-batch 3 of step 8"):
-            box.receive(Message(Kind.F, 3, 1), 0, Minibatch(7, 4), "a test")
-    box.close()
-
-
-@pytest.mark.ranks(2)
-def test_ranks_that_were_given_other_samples_are_an_error_that_names_both(comm):
-    box = messages(comm)
-    if comm.rank == 0:
-        box.send(Message(Kind.F, 0, 1), 1, Minibatch(0, 6), [torch.ones(2)], loss=0.0, what="a test")
-    else:
-        with pytest.raises(PipelineError, match="rank 0 has a mini-batch of 6 samples, but this rank has 5"):
-            box.receive(Message(Kind.F, 0, 1), 0, Minibatch(0, 5), "a test")
+        with pytest.raises(PipelineError, match=words):
+            box.receive(message, 0, expected, "a test")
     box.close()
 
 

@@ -72,15 +72,6 @@ def assert_rejected(name, change, message):
             "stage 0: B of micro-batch 7 is of no micro-batch or chunk",
         ),
         ("gpipe", lambda lists: lists.reverse(), "is in the list of stage 0"),
-    ],
-)
-def test_what_is_wrong_with_passes_is_named_with_stage_operation_and_micro_batch(name, change, message):
-    assert_rejected(name, change, message)
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
         (
             "gpipe",
             with_peer(0, Kind.SEND, 1, 9),
@@ -104,15 +95,6 @@ def test_what_is_wrong_with_passes_is_named_with_stage_operation_and_micro_batch
         ),
         ("gpipe", remove(0, Kind.SEND, 2, Kind.F), "receive F of micro-batch 2 from stage 0 has no counterpart"),
         ("gpipe", swapped_sends, "is matched with another message: stage 0: send F of micro-batch 1 to stage 1"),
-    ],
-)
-def test_what_is_wrong_with_messages_is_named_with_stage_operation_and_micro_batch(name, change, message):
-    assert_rejected(name, change, message)
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
         (
             "pipedream",
             with_version(0, Kind.B, 1, 1),
@@ -129,7 +111,7 @@ def test_what_is_wrong_with_messages_is_named_with_stage_operation_and_micro_bat
         ("spectrain", remove(0, Kind.PREDICT, 1), "stage 0: F of micro-batch 1 uses weights 1, but the stage has 0"),
     ],
 )
-def test_what_is_wrong_with_weights_is_named_with_stage_operation_and_micro_batch(name, change, message):
+def test_what_is_wrong_is_named_with_stage_operation_and_micro_batch(name, change, message):
     assert_rejected(name, change, message)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from distconv.pipeline import schedule, simulate
 
 COST = st.floats(0.01, 10)
-CASES = settings(max_examples=200)
+CASES = settings(max_examples=50)
 EXACT = 1e-12
 
 

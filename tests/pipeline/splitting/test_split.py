@@ -81,21 +81,11 @@ class Residual(nn.Module):
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_reference_model_cut_anywhere_computes_the_same(name):
-    model = MODELS[name](width=4)
-    last = layers(model) - 1
-    cuts = range(1, last + 1) if last < 20 else [1, 2, 5, 13, last]
-    x = torch.randn(2, *SAMPLES[name])
-    for cut in cuts:
-        assert_stages_equal_model(model, [cut], x)
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_a_reference_model_cut_twice_or_everywhere_computes_the_same(name):
+def test_a_reference_model_cut_once_twice_or_everywhere_computes_the_same(name):
     model = MODELS[name](width=4)
     last = layers(model) - 1
     x = torch.randn(2, *SAMPLES[name])
-    for cuts in ([1, last], [last // 2, last // 2 + 1], list(range(1, last + 1))):
+    for cuts in ([2], [1, last], [last // 2, last // 2 + 1], list(range(1, last + 1))):
         assert_stages_equal_model(model, cuts, x)
 
 
@@ -254,7 +244,7 @@ def test_a_model_is_cut_at_any_possible_cut_and_at_all_of_them(name):
     model = MODELS[name](width=2)
     cuts = possible_cuts(model)
     assert len(split(model, cuts)) == len(cuts) + 1
-    for cut in cuts:
+    for cut in cuts[:: max(1, len(cuts) // 4)]:
         assert len(split(model, [cut])) == 2
 
 

@@ -16,6 +16,7 @@ from distconv.jobs.bench.child_processes import Peak
 from distconv.jobs.bench.layers import pointcloud
 from distconv.jobs.pointcloud.batches import VoxelBatch
 from distconv.layers.models.sparse import dense_resnet, sparse_resnet
+from tests.jobs.command_lines import assert_refused
 
 OPTIONS = argparse.Namespace(model="resnet", width=2, batch=2)
 SMALL = ["bench", "pointcloud", "--model", "resnet", "--width", "2", "--batch", "2", "--rounds", "1"]
@@ -64,12 +65,12 @@ def test_it_prints_ratios_and_memory_and_leaves_out_what_is_too_large(
     assert float(row[4]) == pytest.approx(median["S-0.5"] / median["D-1"], abs=1e-3)
 
 
-def test_a_run_that_dies_of_something_else_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_dies_of_something_else_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     def instead(words: list[str]) -> Peak:
         raise DistconvError("the process that runs one rank failed (exit code 1): no module")
 
     monkeypatch.setattr(pointcloud, "run_in_new_process", instead)
-    assert cli.main([*SMALL, "--resolution", "8"]) == 2
+    assert_refused(capsys, [*SMALL, "--resolution", "8"], "failed (exit code 1): no module")
 
 
 def test_the_cap_ends_a_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,8 +79,8 @@ def test_the_cap_ends_a_run(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
     monkeypatch.setattr(pointcloud, "measure_first_step", full)
     monkeypatch.setattr(pointcloud.resource, "setrlimit", lambda *_: None)
-    assert cli.main([*SMALL, "--resolution", "8", "--alone", "D-1"]) == 2
-    assert "out of memory: [enforce fail]" in capsys.readouterr().err
+    words = [*SMALL, "--resolution", "8", "--alone", "D-1"]
+    assert_refused(capsys, words, "out of memory: [enforce fail]")
 
 
 @pytest.mark.ranks(2)
@@ -112,5 +113,4 @@ def test_over_ranks_each_variant_is_timed_on_one_and_on_all(
 
 @pytest.mark.ranks(3)
 def test_more_ranks_than_clouds_are_refused(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(SMALL) == 2
-    assert ("--batch 2: fewer clouds than ranks (3)" in capsys.readouterr().err) == (comm.rank == 0)
+    assert_refused(capsys, SMALL, "--batch 2: fewer clouds than ranks (3)")

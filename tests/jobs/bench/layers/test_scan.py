@@ -9,7 +9,7 @@ import pytest
 
 from distconv import cli
 from distconv.jobs.bench.layers import scan
-from tests.jobs.bench.command import outcome
+from tests.jobs.command_lines import assert_refused
 
 SMALL = "--steps 3 40 --batch 2 --hidden 4 --rounds 1".split()
 
@@ -44,6 +44,4 @@ def test_what_would_take_too_long_is_left_out(capsys: pytest.CaptureFixture[str]
 
 
 def test_bad_input_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    code, error = outcome(["scan", "--steps", "0"], capsys)
-    assert code == 2
-    assert "argument --steps: '0' is not a positive integer" in error
+    assert_refused(capsys, ["bench", "scan", "--steps", "0"], "argument --steps: '0' is not a positive integer")

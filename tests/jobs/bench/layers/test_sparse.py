@@ -11,7 +11,7 @@ import torch
 from distconv import cli
 from distconv.jobs.bench.child_processes import Peak
 from distconv.jobs.bench.layers import sparse
-from tests.jobs.bench.command import outcome
+from tests.jobs.command_lines import assert_refused
 
 
 @pytest.fixture
@@ -46,23 +46,25 @@ def test_sparse_and_dense_compute_the_same_gradient() -> None:
         torch.testing.assert_close(gradient, found[2], rtol=1e-4, atol=1e-3)
 
 
-def test_it_compares_times_and_memory_and_leaves_out_what_is_too_large(
+def test_it_prints_a_table_and_json_and_leaves_out_what_is_too_large(
     capsys: pytest.CaptureFixture[str], no_processes: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sparse, "dense_bytes", lambda resolution, channels: resolution << 27)
-    arguments = ["sparse", "--resolution", "8", "9", "--channels", "2", "--rounds", "2", "--cap", "1"]
-    assert outcome(arguments, capsys) == (0, "")
+    estimate = sparse.dense_bytes
+    monkeypatch.setattr(
+        sparse,
+        "dense_bytes",
+        lambda resolution, channels: 1 << 31 if resolution == 9 else estimate(resolution, channels),
+    )
+    arguments = ["--resolution", "8", "9", "--channels", "2", "--rounds", "1", "--cap", "1"]
+    assert cli.main(["bench", "sparse", *arguments]) == 0
     assert [words[2] for words in no_processes] == [sparse.SPARSE, sparse.DENSE, sparse.SPARSE]
-
-
-def test_it_prints_a_table_and_json(capsys: pytest.CaptureFixture[str], no_processes: list[list[str]]) -> None:
-    assert cli.main(["bench", "sparse", "--resolution", "8", "--channels", "2", "--rounds", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "submanifold convolution 3^3, 2 -> 2" in lines[0] and "512 voxels of 8^3" in lines
-    found: dict[str, Any] = json.loads(lines[-1])["resolution"]["8"]
-    assert found["sites"] == 512 and found["dense_estimate_bytes"] == 4 * 4 * 2 * 512
-    assert set(found["median_s"]) == {sparse.SPARSE, sparse.BUILT, sparse.DENSE}
-    assert found["memory_bytes"] == {sparse.SPARSE: 2, sparse.DENSE: 2}
+    small, large = json.loads(lines[-1])["resolution"].values()
+    assert small["sites"] == 512 and small["dense_estimate_bytes"] == 4 * 4 * 2 * 512
+    assert set(small["median_s"]) == {sparse.SPARSE, sparse.BUILT, sparse.DENSE}
+    assert set(large["median_s"]) == {sparse.SPARSE, sparse.BUILT}
+    assert small["memory_bytes"] == {sparse.SPARSE: 2, sparse.DENSE: 2}
 
 
 @pytest.mark.parametrize("name", [sparse.SPARSE, sparse.DENSE])
@@ -74,6 +76,4 @@ def test_a_process_of_its_own_prints_its_memory(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.ranks(2)
 def test_several_ranks_are_refused(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    code, error = outcome(["sparse"], capsys)
-    assert code == 2
-    assert ("measures one process, but there are 2 ranks" in error) == (comm.rank == 0)
+    assert_refused(capsys, ["bench", "sparse"], "measures one process, but there are 2 ranks")

@@ -11,7 +11,7 @@ import pytest
 
 from distconv import cli
 from distconv.placement import COMPARED_EVERY
-from tests.jobs.bench.command import outcome
+from tests.jobs.command_lines import assert_refused
 
 TINY = ["--model", "mesh1k", "--width", "2", "--size", "128", "--batch", "1", "--repeats", "1"]
 
@@ -40,6 +40,4 @@ def test_each_guard_is_timed_beside_a_step_and_each_save_beside_a_raw_file(
 
 @pytest.mark.ranks(2)
 def test_a_folder_that_is_not_there_is_one_error_on_all_ranks(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    code, error = outcome(["safeguards", *TINY, "--directory", "/nowhere/at/all"], capsys)
-    assert code == 2
-    assert error == "" if comm.rank else "/nowhere/at/all" in error and len(error.splitlines()) == 1
+    assert_refused(capsys, ["bench", "safeguards", *TINY, "--directory", "/nowhere/at/all"], "/nowhere/at/all")

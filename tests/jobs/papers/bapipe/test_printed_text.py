@@ -7,17 +7,11 @@ from typing import Any
 
 import pytest
 
-from distconv import cli
 from distconv.jobs.papers.bapipe import command, cuts
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile
 from tests.jobs.approved import assert_approved
 from tests.jobs.command_lines import Line, pairs, parsed
-
-
-def test_schedules_are_printed_as_approved(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main("reproduce bapipe --tables I-II".split()) == 0
-    assert_approved("bapipe-schedules", capsys.readouterr().out)
 
 
 def by_hand(parameter_bytes: float) -> Callable[[int], Profile]:

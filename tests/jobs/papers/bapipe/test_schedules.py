@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from distconv.jobs.papers.bapipe.schedules import schedules_table
+from tests.jobs.approved import assert_approved
 
 
-def test_the_rows_are_the_papers(capsys):
+def test_the_rows_are_the_papers_and_printed_as_approved(capsys):
     rows = {row["schedule"]: row for row in schedules_table()}
     for row in rows.values():
         for paper, *ours in (row["time_s"], row["features"]):
@@ -17,4 +18,4 @@ def test_the_rows_are_the_papers(capsys):
     assert hidden["fbp-as"] == [1.5, 1.5, 1.5]  # 2 a / (F + B)
     assert hidden["1f1b-sno"][1:] == [0, 0]
     assert hidden["1f1b-so"][1:] == [1.5, 1.5]
-    assert "Tables I and II" in capsys.readouterr().out
+    assert_approved("bapipe-schedules", capsys.readouterr().out)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
 from distconv import cli
-from distconv.jobs.papers.bppsa import jacobian_table, pruned_vgg, ranks_to_win, training
+from distconv.jobs.papers.bppsa import jacobian_table, pruned_vgg, training
 from distconv.kernels.jacobian import SparseJacobian
 from distconv.kernels.scan import backpropagate, recorded
 from distconv.layers.models.vgg import vgg11
+from tests.jobs.command_lines import assert_refused
 from tests.jobs.images import image_files
-
-CIFAR = Path(__file__).parents[5] / "shared" / "data" / "cifar10"
 
 
 @pytest.mark.long
@@ -123,14 +121,6 @@ def test_bps_flop_are_those_of_dense_convolutions_that_stay_inside():
     assert flops[1] == 2 * 4 * 32 * 32 and flops[2] == 4 * 32 * 32 + 4 * 16 * 16
 
 
-def test_more_ranks_are_needed_to_win_over_compiled_products_than_over_calls():
-    rows = ranks_to_win.table(["localhost"], [(1000, 20, 16), (1000, 64, 1)])
-    for row in rows:
-        over_calls, over_compiled = row["ranks_over_calls"], row["ranks_over_compiled"]
-        assert row["compiled_s"] < row["calls_s"]
-        assert over_calls is not None and (over_compiled is None or over_calls <= over_compiled)
-
-
 @pytest.mark.long
 def test_a_network_on_images_learns_by_scan_as_by_autograd(tmp_path):
     image_files.write_cifar(tmp_path, train=8, test=4)
@@ -140,30 +130,15 @@ def test_a_network_on_images_learns_by_scan_as_by_autograd(tmp_path):
         assert row["scan"] == pytest.approx(row["autograd"], rel=1e-5)
 
 
-@pytest.mark.long
-@pytest.mark.skipif(not CIFAR.is_dir(), reason="needs ../shared/data/cifar10")
-def test_lenet_5_on_cifar_10_follows_autograds_curve():
-    rows = training.table(CIFAR, iterations=3, batch=8, rate=0.02)
-    for row in rows:
-        assert row["scan"] == pytest.approx(row["autograd"], rel=1e-5)
-    assert len({row["autograd"] for row in rows}) == len(rows)
-
-
 def test_parts_are_chosen_by_name_and_bad_input_ends_with_one_line(tmp_path, capsys):
-    out = tmp_path / "out.json"
-    assert reproduced("ranks", "--machines", "localhost", "--json", str(out)) == 0
+    words, out = ["reproduce", "bppsa"], tmp_path / "out.json"
+    assert cli.main([*words, "ranks", "--machines", "localhost", "--json", str(out)]) == 0
     assert list(json.loads(out.read_text())) == ["ranks"]
     capsys.readouterr()
-    assert reproduced("figure-6") == 2
-    error = capsys.readouterr().err
-    assert "figure-6 needs --data" in error and error.count("\n") == 1
-    assert reproduced("figure-13") == 2 and "figure-13 needs --sounds" in capsys.readouterr().err
-    for arguments, text in [(["figure-7"], "there is no part 'figure-7'"), (["--prune", "1"], "1 is not in [0, 1)")]:
-        with pytest.raises(SystemExit) as stopped:
-            reproduced(*arguments)
-        error = capsys.readouterr().err
-        assert stopped.value.code == 2 and text in error and error.count("\n") == 1
-
-
-def reproduced(*arguments):
-    return cli.main(["reproduce", "bppsa", *arguments])
+    for arguments, text in (
+        (["figure-6"], "figure-6 needs --data"),
+        (["figure-13"], "figure-13 needs --sounds"),
+        (["figure-7"], "there is no part 'figure-7'"),
+        (["--prune", "1"], "1 is not in [0, 1)"),
+    ):
+        assert_refused(capsys, [*words, *arguments], text)

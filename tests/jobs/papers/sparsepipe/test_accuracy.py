@@ -14,6 +14,7 @@ from distconv.jobs.papers.sparsepipe import accuracy
 from distconv.jobs.papers.sparsepipe.accuracy import Subset, trained
 from distconv.jobs.pointcloud.classification.samples import CloudSamples
 from distconv.layers.sparse import SparseTensor
+from tests.jobs.command_lines import assert_refused
 from tests.jobs.pointcloud.cloud_files import write_ours
 
 SMALL = {"train": 4, "test": 2, "epochs": 2, "batch": 2, "points": 20, "width": 1, "lr": 1e-3}
@@ -29,9 +30,6 @@ def test_both_see_the_same_voxels_and_begin_with_the_same_weights(tmp_path, monk
 
     def noting(kind):
         make = accuracy.NETWORKS[kind]
-
-        def note(module, args):
-            seen[kind].append((args[0], {name: value.clone() for name, value in module.state_dict().items()}))
 
         def made(*args, **options):
             model = make(*args, **options)
@@ -91,13 +89,10 @@ def test_each_resolution_has_its_rows_of_the_networks_asked_for(tmp_path, capsys
 
 
 def test_too_few_voxels_for_the_dense_network_are_refused_in_a_line(capsys):
-    assert cli.main(["reproduce", "sparsepipe-accuracy", "--resolution", "32", "16"]) == 2
-    error = capsys.readouterr().err
-    assert "--resolution 16: the dense network halves space five times" in error and error.count("\n") == 1
+    text = "--resolution 16: the dense network halves space five times"
+    assert_refused(capsys, ["reproduce", "sparsepipe-accuracy", "--resolution", "32", "16"], text)
 
 
 @pytest.mark.parametrize("arguments", [["--train", "0"], ["--lr", "0"], ["--networks", "none"]])
-def test_bad_input_ends_with_code_2(arguments, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["reproduce", "sparsepipe-accuracy", *arguments])
-    assert stopped.value.code == 2
+def test_bad_input_ends_with_one_line(arguments, capsys):
+    assert_refused(capsys, ["reproduce", "sparsepipe-accuracy", *arguments], f"argument {arguments[0]}: ")

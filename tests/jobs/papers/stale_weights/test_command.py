@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 from distconv import cli
 from distconv.jobs.images.samples import ImageSamples
-from distconv.jobs.papers.stale_weights import training
 from distconv.jobs.papers.stale_weights.recipes import RECIPES, TrainingVariant, VariantError
 from distconv.jobs.papers.stale_weights.table import FinishedRuns, VariantRow, rows_of, table
 from distconv.jobs.papers.stale_weights.training import TrainingRun, batches, build, held_out, train
 from distconv.pipeline import SerialPipeline, split
+from tests.jobs.command_lines import assert_refused
 from tests.jobs.images import image_files
 
 TINY = TrainingRun("lenet5", None, "nonpipelined", 0, 6, 6, 8, "tiny", 40, 21)
@@ -39,19 +39,8 @@ def samples(folder, comm):
 
 
 def arguments(folder, *more):
-    return [
-        *COMMAND,
-        "lenet5",
-        "--data",
-        str(folder),
-        "--iterations",
-        "4",
-        "--batch",
-        "8",
-        "--results",
-        f"{folder}/r.jsonl",
-        *more,
-    ]
+    data = ["--data", str(folder), "--results", f"{folder}/r.jsonl"]
+    return [*COMMAND, "lenet5", *data, "--iterations", "4", "--batch", "8", *more]
 
 
 on_one_rank = pytest.mark.ranks(1)
@@ -86,11 +75,9 @@ def test_a_nonpipelined_run_is_plain_training_with_sgd_and_the_falling_rate(samp
 @on_one_rank
 def test_a_hybrid_is_pipelined_for_two_thirds_of_its_iterations(samples, monkeypatch):
     made = []
-    switch = training.SerialPipeline.switch
+    switch = SerialPipeline.switch
     monkeypatch.setattr(
-        training.SerialPipeline,
-        "switch",
-        lambda self, name: (made.append(len(self.losses)), switch(self, name)),
+        SerialPipeline, "switch", lambda self, name: (made.append(len(self.losses)), switch(self, name))
     )
     found = train(replace(TINY, variant="hybrid:1,2"), samples, held_out(samples), 1)
     # Three stages hold 5 mini-batches in flight: of the 4 begun none is finished when it switches.
@@ -211,19 +198,16 @@ def test_what_is_no_variant_is_refused(text):
     ],
 )
 def test_bad_input_is_one_line(folder, capsys, more, message):
-    assert cli.main(arguments(folder, "--seeds", "0", *more)) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+    assert_refused(capsys, arguments(folder, "--seeds", "0", *more), message)
 
 
 @on_one_rank
 def test_images_that_are_too_small_are_refused(folder, capsys):
-    assert cli.main([*COMMAND, "vgg16_bn", *arguments(folder)[3:]]) == 2
-    assert "images of (1, 28, 28), but vgg16_bn needs (32, 32) or more" in capsys.readouterr().err
+    text = "images of (1, 28, 28), but vgg16_bn needs (32, 32) or more"
+    assert_refused(capsys, [*COMMAND, "vgg16_bn", *arguments(folder)[3:]], text)
 
 
 @on_one_rank
 def test_data_without_test_images_are_refused(tmp_path, comm, capsys):
     image_files.write_hdf5(tmp_path / "train.h5", {"": 20})
-    assert cli.main(arguments(tmp_path)) == 2
-    assert ": no test images" in capsys.readouterr().err
+    assert_refused(capsys, arguments(tmp_path), ": no test images")

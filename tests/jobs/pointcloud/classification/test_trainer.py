@@ -20,6 +20,7 @@ from distconv.layers.sparse import SparseTensor
 from tests.jobs.images.image_files import written
 from tests.jobs.pointcloud.cloud_files import write_ours
 from tests.jobs.training.pipelines.pipelined import pipelining
+from tests.jobs.training.resumed_runs import assert_resumes_bit_for_bit
 
 GRIDS = {1: ["n=1"], 2: ["n=2", "d=2"], 3: ["w=3"], 4: ["n=2,h=2"]}
 SMALL = {"width": 2, "batch": 2, "resolution": 16, "points": 30, "dtype": "float64", "lr": 0.01}
@@ -27,24 +28,6 @@ SMALL = {"width": 2, "batch": 2, "resolution": 16, "points": 30, "dtype": "float
 
 def clouds(comm: Any, folder: Path) -> CloudSamples:
     return CloudSamples(written(comm, folder, lambda place: write_ours(place / "clouds.h5")) / "clouds.h5", comm)
-
-
-def losses_of_one_process(settings: CloudSettings, samples: CloudSamples, order: list[tuple[int, ...]]) -> list[float]:
-    """Losses of plain sparse tensors in a plain loop; dropout draws from where the trainer's does."""
-    torch.manual_seed(settings.seed)
-    model = NETWORKS[settings.model](width=settings.width, classes=3).double()
-    optimizer, losses = make_optimizer(settings, model.parameters()), []
-    recipe = VoxelRecipe(settings.resolution, settings.points, settings.keep, seed=settings.seed)
-    for step, batch in enumerate(order):
-        made = voxel_batch(samples.groups["train"], batch, recipe, step // 3)
-        set_learning_rate(optimizer, learning_rate(step, len(order), settings.lr))
-        optimizer.zero_grad()
-        x = SparseTensor(made.coords, made.features.double(), batch_size=len(batch))
-        loss = F.cross_entropy(model(x), made.labels)
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return losses
 
 
 @pytest.mark.long
@@ -59,31 +42,19 @@ def test_losses_on_any_grid_equal_those_of_one_process(comm: Any, shared_tmp_pat
             order.append(batch.samples)
             losses.append(trainer.step(*batch.tensors))
         assert len(losses) == 6
-        assert losses == pytest.approx(losses_of_one_process(settings, samples, order), rel=1e-10), text
+        assert losses == pytest.approx(losses_of_one_process(settings, samples, order, 1, steps=3), rel=1e-10), text
     samples.close()
 
 
 @pytest.mark.long
 @pytest.mark.ranks(1, 2)
 def test_a_resumed_run_takes_the_same_steps_bit_for_bit(comm: Any, shared_tmp_path: Path) -> None:
+    """With dropout, in the middle of the second epoch."""
     samples = clouds(comm, shared_tmp_path)
     settings = CloudSettings(**SMALL | {"model": "vgg16_bn", "width": 1, "epochs": 2, "resolution": 32})
     grid = dc.ProcessGrid(comm, d=comm.size)
-    first = CloudTrainer(settings, samples, grid)
-    losses = []
-    for batch in first.batches():
-        losses.append((batch.samples, first.step(*batch.tensors)))
-        if first.step_count == 4:  # in the middle of the second epoch
-            first.save(str(shared_tmp_path / "saved"))
-            first.evaluate("test")
-    second = CloudTrainer(settings, samples, grid)
-    torch.rand(3)  # dropout must go on with the random numbers of the checkpoint
-    assert second.resume(str(shared_tmp_path / "saved"))
-    assert [(batch.samples, second.step(*batch.tensors)) for batch in second.batches()] == losses[4:]
-    for (name, expected), found in zip(
-        first.model.state_dict().items(), second.model.state_dict().values(), strict=True
-    ):
-        assert torch.equal(found, expected), name
+    make = lambda: CloudTrainer(settings, samples, grid)  # noqa: E731
+    assert_resumes_bit_for_bit(make, shared_tmp_path, 4, lambda first: first.evaluate("test"))
     samples.close()
 
 
@@ -116,10 +87,13 @@ def test_a_width_that_is_not_given_is_the_networks_own(tmp_path: Path) -> None:
 PIPELINED = SMALL | {"batch": 4, "steps": 3, "optimizer": "sgd"}
 
 
-def micro_batched(
-    settings: CloudSettings, samples: CloudSamples, order: list[tuple[int, ...]], parts: int
+def losses_of_one_process(
+    settings: CloudSettings, samples: CloudSamples, order: list[tuple[int, ...]], parts: int, *, steps: int
 ) -> list[float]:
-    """Losses of plain sparse tensors in a plain loop over ``parts`` micro-batches of each mini-batch."""
+    """Losses of plain sparse tensors in a plain loop over ``parts`` micro-batches of each mini-batch.
+
+    Dropout draws from where the trainer's does. An epoch has ``steps``.
+    """
     torch.manual_seed(settings.seed)
     model = NETWORKS[settings.model](width=settings.width, classes=3).double()
     optimizer, losses = make_optimizer(settings, model.parameters()), []
@@ -129,7 +103,7 @@ def micro_batched(
         optimizer.zero_grad()
         losses.append(0.0)
         for indices in np.array_split(batch, parts):
-            made = voxel_batch(samples.groups["train"], indices.tolist(), recipe, step // 2)
+            made = voxel_batch(samples.groups["train"], indices.tolist(), recipe, step // steps)
             x = SparseTensor(made.coords, made.features.double(), batch_size=len(indices))
             loss = F.cross_entropy(model(x), made.labels) * len(indices) / len(batch)
             loss.backward()
@@ -181,7 +155,7 @@ def test_synchronous_pipelines_have_the_bits_of_one_process(
     for name, value in expected.items():
         assert torch.equal(state[name], value), name
     if model == "resnet":
-        losses = micro_batched(settings, samples, order, 2)
+        losses = losses_of_one_process(settings, samples, order, 2, steps=2)
         assert [loss for _, loss in found.losses] == pytest.approx(losses, rel=1e-12)
     assert found.evaluate("test") == one.evaluate("test")
     for each in (found, one):

@@ -11,8 +11,9 @@ import pytest
 from distconv import cli
 from distconv.errors import DistconvError
 from distconv.jobs.verification.engine import launch
-from distconv.jobs.verification.engine.journal import Journal, Key
+from distconv.jobs.verification.engine.journal import Journal, Key, Line
 from distconv.jobs.verification.engine.verdicts import Verdict
+from tests.jobs.command_lines import assert_refused
 
 
 def test_a_new_job_goes_on_behind_the_case_at_which_one_ended(tmp_path, monkeypatch):
@@ -34,6 +35,29 @@ def test_a_new_job_goes_on_behind_the_case_at_which_one_ended(tmp_path, monkeypa
     assert (line.option, line.ranks, line.verdict) == ("1", 2, Verdict.HANGS)
 
 
+def test_a_job_is_started_for_each_rank_count_and_fails_if_one_finds_something_wrong(tmp_path, monkeypatch):
+    started = []
+
+    def start(launcher, ranks, arguments):
+        *words, _, path = arguments
+        started.append((launcher, ranks, words))
+        journal = Journal(Path(path))
+        journal.begin(Key("operators", ranks, "add", ""))
+        verdict = Verdict.WRONG if ranks == 3 else Verdict.EXACT
+        journal.end([Line("operators", "add", "", "height", "", ranks, verdict)])
+        return 0
+
+    monkeypatch.setattr(launch, "start", start)
+    for counts, code in ((["1", "2"], 0), (["2", "3"], 1)):
+        asked = ["verify", "differential", "--ranks", ",".join(counts), "--seed", "7", "--mpiexec", "m"]
+        assert cli.main([*asked, "--only", "operators", "--cases", "5"]) == code
+    words = started[0][2]
+    assert started == [("m", ranks, words) for ranks in (1, 2, 2, 3)]
+    assert words[:2] == ["verify", "differential"] and "--ranks" not in words
+    given = dict(zip(words[2::2], words[3::2], strict=True))
+    assert (given["--seed"], given["--only"], given["--cases"]) == ("7", "operators", "5")
+
+
 def test_a_job_that_fails_between_cases_is_not_started_again(tmp_path, monkeypatch):
     def start(launcher, ranks, arguments):
         raise DistconvError("exit code 2")
@@ -48,7 +72,7 @@ def test_a_job_that_fails_between_cases_is_not_started_again(tmp_path, monkeypat
 @pytest.mark.time_limit(120)
 def test_the_command_starts_its_own_jobs():
     root = Path(__file__).resolve().parents[4]
-    command = [sys.executable, "-m", "distconv", "verify", "differential", "--ranks", "1,2", "--case", "3"]
+    command = [sys.executable, "-m", "distconv", "verify", "differential", "--ranks", "2", "--case", "3"]
     ended = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=100)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "== 2 ranks" in ended.stdout
@@ -65,9 +89,4 @@ def test_the_command_starts_its_own_jobs():
 )
 @pytest.mark.ranks(1)
 def test_bad_input_is_one_line(comm, capsys, arguments, message):
-    try:
-        code = cli.main(["verify", "differential", *arguments])
-    except SystemExit as stopped:
-        code = stopped.code
-    error = capsys.readouterr().err
-    assert code == 2 and message in error and error.count("\n") == 1
+    assert_refused(capsys, ["verify", "differential", *arguments], message, among_notes=True)

@@ -35,7 +35,7 @@ QUICK = [
 
 
 @pytest.mark.long
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3)
 @pytest.mark.usefixtures("fallback")
 @pytest.mark.filterwarnings("ignore:.*Tensor support is in beta state")
 @pytest.mark.parametrize("name", QUICK)
@@ -57,7 +57,7 @@ WITHOUT_ELEMENTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3)
 @pytest.mark.usefixtures("fallback")
 @pytest.mark.parametrize("name", WITHOUT_ELEMENTS)
 def test_a_sample_without_elements_is_computed_or_rejected_as_in_one_process(comm, name):
@@ -181,14 +181,3 @@ def test_an_allreduce_counts_its_buffer_and_its_ranks(comm):
     assert inner.reduced == {("a sum", comm.size): 40}
     assert outer.reduced == {("a sum", comm.size): 40, ("another sum", comm.size): 20}
     assert not outer.sent
-
-
-@pytest.mark.ranks(at_least=2)
-def test_a_training_step_counts_what_it_sums_over_the_ranks(comm):
-    grid = grid_over(comm, n=comm.size)
-    model = dc.parallelize(torch.nn.Linear(3, 2, dtype=torch.float64), grid, broadcast=True)
-    x = dc.scatter(normal(9, 3), grid)
-    with count_traffic() as traffic:
-        model(x).sum().backward()
-    assert traffic.reduced["gradient sum of 2 parameters", comm.size] == (3 * 2 + 2) * 8 + riders_bytes(comm.size)
-    assert sum(traffic.reduced.values()) == 8 * 8 + riders_bytes(comm.size) + 8
