@@ -30,6 +30,10 @@ _ORDER, _FLIPS, _CROPS, _TRANSPOSES = 0, 1, 3, 4
 """Independent streams of random numbers. ``jobs.images.sources`` uses stream 2 with the same seed."""
 
 
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Memory format of tensors with so many dimensions, one of them channels."""
+
+
 @dataclass(frozen=True, eq=False)
 class Field:
     """One dataset and its conversion to a tensor: transposed or flipped, shifted and scaled per channel, converted."""
@@ -55,6 +59,11 @@ class Field:
     """Factor of each channel, by the axis of a flip; -1 for a sign-flipped channel, such as a velocity along it."""
     exchanged: Sequence[tuple[int, float]] = ()
     """Source channel and factor of each channel of a transposed sample. If empty, channels keep their order."""
+    memory_format: torch.memory_format = torch.contiguous_format
+    """``torch.channels_last`` or ``channels_last_3d`` for images or volumes with channels.
+
+    The threads that read the samples convert them.
+    """
 
     @property
     def has_channels(self) -> bool:
@@ -395,8 +404,11 @@ class Loader(EpochLoader):
 
     def _tensor(self, each: Field, block: torch.Tensor, samples: int) -> DistTensor:
         shape = (samples, *self._extents(each))
+        strides = None
+        if each.memory_format is not torch.contiguous_format:
+            strides = torch.empty(shape, device="meta", memory_format=each.memory_format).stride()
         # Asynchronous only from pinned memory.
-        return DistTensor(block.to(self.device, non_blocking=True), self._distribution(each), shape)
+        return DistTensor(block.to(self.device, non_blocking=True), self._distribution(each), shape, strides)
 
     def _submit_batch(self, readers: Executor, epoch: int, samples: tuple[int, ...]) -> _PendingBatch:
         """Start reading a batch, each sample of each field as its own task."""
@@ -407,7 +419,9 @@ class Loader(EpochLoader):
             # From pinned memory the copy to a GPU overlaps with the host's work.
             pinned = self.device.type == "cuda"
             extents = (mine.extent, *(i.extent for i in space))
-            block = torch.empty(extents, dtype=each.dtype, device="cpu", pin_memory=pinned)
+            block = torch.empty(
+                extents, dtype=each.dtype, device="cpu", pin_memory=pinned, memory_format=each.memory_format
+            )
             blocks.append(block)
             # The samples of this rank; other ranks read the others.
             for row, sample in enumerate(samples[mine.start : mine.stop]):
@@ -549,6 +563,12 @@ def resolve_field(each: Field, source: SampleSource, samples: int) -> Field:
     if any(not 0 <= channel < channels for channel, _ in each.exchanged):
         raise DataError(
             f"{what}: exchanged names channels {[c for c, _ in each.exchanged]} of {channels}. Count from 0."
+        )
+    formats = {torch.contiguous_format, _CHANNELS_LAST.get(len(shape) if each.has_channels else 0)}
+    if each.memory_format not in formats:
+        raise DataError(
+            f"{what}: memory_format is {each.memory_format}, but the dataset is {shape}. channels_last is for images "
+            "(nchw), channels_last_3d for volumes (ncdhw)."
         )
     if each.dtype is not None and not isinstance(each.dtype, torch.dtype):
         raise DataError(f"{what}: dtype is {each.dtype!r}. Give one of torch, such as torch.float32.")

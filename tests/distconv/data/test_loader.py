@@ -21,6 +21,7 @@ pytestmark = pytest.mark.ranks(1, 2, 4)
 
 ODD = {"h": (1.0, 1.0, -1.0), "w": (1.0, -1.0, 1.0)}
 EXCHANGED = ((0, -1.0), (2, 1.0), (1, 1.0))
+LAST = torch.channels_last
 FIELDS = (
     Field("x", "nchw", torch.float64, odd=ODD, exchanged=EXCHANGED),
     Field("y", "nhw", torch.float32),
@@ -90,6 +91,19 @@ def test_every_way_to_mirror_occurs_and_changes_with_the_epoch(comm: Any, shared
 
 
 @pytest.mark.fault(25)
+def test_images_are_read_into_channels_last_blocks(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "samples.h5"
+    write(path, comm)
+    fields = [Field("x", "nchw", torch.float64, memory_format=order) for order in (LAST, torch.contiguous_format)]
+    with SampleFile(path, LAYOUTS, comm) as file:
+        for grid in grids(comm):
+            for batch in Loader(file, fields, grid, 3, mirror="hw", seed=2).epoch(0):
+                last, contiguous = batch.tensors
+                assert torch.equal(dc.gather(last), dc.gather(contiguous))
+                assert last.stride() == torch.empty(last.shape).contiguous(memory_format=LAST).stride()
+                assert last.local.is_contiguous(memory_format=LAST) and contiguous.local.is_contiguous()
+
+
 def test_the_last_smaller_batch_is_kept_or_dropped(comm: Any, shared_tmp_path: Path) -> None:
     path = shared_tmp_path / "samples.h5"
     write(path, comm)
@@ -302,6 +316,8 @@ def test_a_value_that_the_dtype_cannot_hold_is_named_on_all_ranks(
             "exchanged names channels",
         ),
         (Field("x", "nchw", "float32"), {}, "dtype is 'float32'. Give one of torch"),  # type: ignore[arg-type]
+        (Field("y", "nhw", memory_format=LAST), {}, r"memory_format is torch.channels_last, but the dataset is \(7, 9"),
+        (Field("x", "nchw", memory_format=torch.channels_last_3d), {}, "channels_last_3d for volumes"),
         (Field("x", "nchw"), {"mirror": "z"}, "mirror along 'z', but the samples extend along 'hw'"),
         (Field("x", "nchw"), {"mirror": "c"}, "mirror along 'c'"),
         (Field("x", "nchw"), {"mirror": "hh"}, "each once"),
