@@ -6,7 +6,7 @@ themselves. The module contains no communication.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -69,16 +69,10 @@ def can_be_misread(shape: torch.Size) -> bool:
     return shape[0] == 1 or 1 in shape[2:]
 
 
-def normalization_gradients(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    moments: Moments,
-    eps: float,
-    *,
-    inverse: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradients of a normalization by given moments.
+def gradient_sums(
+    grad: torch.Tensor, x: torch.Tensor, moments: Moments, inverse: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """Return the sums over a block from which the gradients of a normalization by given moments are computed.
 
     Parameters
     ----------
@@ -86,47 +80,25 @@ def normalization_gradients(
         dL/dy (N, C, ...).
     x : Tensor
         Shape (N, C, ...), not empty.
-    weight : Tensor, optional
-        Shape (C,).
     moments : tuple of Tensor
-        Mean and biased variance, which are constants here.
-    eps : float
-        Added to the variance.
-    inverse : Tensor, optional
-        1 / sqrt(var + eps), if it is known.
-
-    Returns
-    -------
-    tuple of Tensor
-        dL/dx, and (2, C) with dL/dweight and dL/dbias.
-    """
-    mean, var = moments
-    # The GPU's kernel takes the moments from one pair of arguments or the other, depending on the memory format.
-    grad, x = copy_if_misread(grad), copy_if_misread(x)
-    inverse = inverse_deviation(var, eps) if inverse is None else inverse
-    # False: the moments are constants here. What depends on them through x is added after the all-reduce.
-    dx, dw, db = torch.ops.aten.native_batch_norm_backward(
-        grad, x, weight, mean, var, mean, inverse, False, eps, [True, True, True]
-    )
-    return dx, torch.stack([dw, db])
-
-
-def inverse_deviation(var: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return 1 / sqrt(var + eps).
-
-    Parameters
-    ----------
-    var : Tensor
-        The variance (C,).
+        Mean and biased variance (C,).
+    inverse : Tensor
+        1 / sqrt(var + eps), shape (C,).
     eps : float
         Added to the variance.
 
     Returns
     -------
     Tensor
-        Shape (C,).
+        Shape (2, C): this block's contributions to dL/dweight and dL/dbias.
     """
-    return (var + eps).rsqrt_()
+    mean, var = moments
+    # Kernels take the moments from one pair of arguments or the other, by device and memory format. False: the
+    # moments are constants here. What depends on them through x follows after the all-reduce.
+    _, dw, db = torch.ops.aten.native_batch_norm_backward(
+        copy_if_misread(grad), copy_if_misread(x), None, mean, var, mean, inverse, False, eps, [False, True, True]
+    )
+    return torch.stack([dw, db])
 
 
 def normalize_differentiably(
@@ -171,7 +143,7 @@ class BatchNormGradient:
     Parameters
     ----------
     grad, x, weight, eps
-        As in :func:`normalization_gradients`; x may be empty.
+        dL/dy, the input (N, C, ...), which may be empty, the weight (C,) or None, and the number added to the variance.
     moments : tuple of Tensor
         Mean and biased variance over all blocks, not in half precision.
     """
@@ -189,8 +161,8 @@ class BatchNormGradient:
             # Rounded once, at the end: a slope of 1 / variance may be outside the range of half precision.
             grad, x = (t.to(accumulation_dtype(t.dtype)) for t in (grad, x))
             weight = None if weight is None else weight.to(var.dtype)
-        self._x, self._weight, self._inverse = x, weight, inverse_deviation(var, eps)
-        grad = self._partial = copy_if_misread(grad)
+        self._x, self._weight, self._inverse = x, weight, (var + eps).rsqrt_()
+        grad = self._grad = copy_if_misread(grad)
         # A rank without values takes part in the all-reduce of the sums.
         if not x.numel():
             self.sums = self._mean.new_zeros((2, self._mean.numel()))
@@ -200,9 +172,7 @@ class BatchNormGradient:
             *_, dw, db = torch.batch_norm_backward_reduce(grad, x, self._mean, self._inverse, like, True, True, True)
             self.sums = torch.stack([dw, db])
         else:
-            self._partial, self.sums = normalization_gradients(
-                grad, x, weight, (self._mean, var), eps, inverse=self._inverse
-            )
+            self.sums = gradient_sums(grad, x, (self._mean, var), self._inverse, eps)
 
     def input_gradient(self, count: int) -> torch.Tensor:
         """Return dL/dx, given ``sums`` over all blocks. Call it once, since it overwrites its operands.
@@ -226,44 +196,56 @@ class BatchNormGradient:
             # The kernel divides by a count, and the sums are divided already.
             one = torch.ones(1, dtype=torch.int32, device=self._x.device)
             dx: torch.Tensor = torch.batch_norm_backward_elemt(
-                self._partial, self._x, self._mean, self._inverse, self._weight, level, slope / self._inverse, one
+                self._grad, self._x, self._mean, self._inverse, self._weight, level, slope / self._inverse, one
             )
             return dx
         factor = self._inverse if self._weight is None else self._inverse * self._weight
-        shape = (1, -1) + (1,) * (self._x.dim() - 2)
         line = (self._mean, slope.mul_(factor * self._inverse), level.mul_(factor))
-        subtract_line(self._partial, self._x, *(t.to(self._x.dtype).view(shape) for t in line))
-        return self._partial.to(self._dtype)
+        return input_gradient(self._grad, self._x, factor, line).to(self._dtype)
 
 
-def subtract_line(
-    dx: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, slope: torch.Tensor, level: torch.Tensor
-) -> None:
-    """Compute ``dx -= slope * (x - mean) + level`` in place.
+def input_gradient(
+    grad: torch.Tensor, x: torch.Tensor, factor: torch.Tensor, line: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
+    """Return ``factor * grad - slope * (x - mean) - level``, the gradient of a normalization with respect to x.
 
-    On the CPU a few channels at a time, since a full x - mean would need the memory of one more activation.
+    On a CPU a few channels or positions at a time, so that intermediate results stay in the cache.
 
     Parameters
     ----------
-    dx, x : Tensor
-        Shape (N, C, ...).
-    mean, slope, level : Tensor
-        Shape (1, C, 1, ...).
+    grad, x : Tensor
+        Shape (N, C, ...), of one dtype.
+    factor : Tensor
+        Shape (C,).
+    line : tuple of Tensor
+        ``mean``, ``slope`` and ``level``, each of shape (C,).
+
+    Returns
+    -------
+    Tensor
+        The shape, dtype and memory format of x.
     """
-    order = memory_format(dx)
-    if order is not torch.contiguous_format and all(t.is_contiguous(memory_format=order) for t in (dx, x)):
-        # Views of shape (positions, C). With the channels last in memory, a few positions at a time.
-        dx, x = (t.movedim(1, -1).flatten(0, -2) for t in (dx, x))
-        mean, slope, level = (t.flatten() for t in (mean, slope, level))
-        step = dx.shape[0] if x.is_cuda else max(1, _BLOCK_ELEMENTS // dx.shape[1])
-        for part, values in zip(dx.split(step), x.split(step), strict=True):
-            part.addcmul_(values - mean, slope, value=-1).sub_(level)
+    dx = torch.empty_like(x)
+    for out, dy, values, scale, mean, slope, level in _slices((dx, grad, x), [t.to(x.dtype) for t in (factor, *line)]):
+        torch.mul(dy, scale, out=out).addcmul_(values - mean, slope, value=-1).sub_(level)
+    return dx
+
+
+def _slices(
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor], numbers: Sequence[torch.Tensor]
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield slices of tensors (N, C, ...) of about the size of a cache, with the ``numbers`` (C,) of their channels."""
+    x = tensors[2]
+    order = memory_format(x)
+    if order is not torch.contiguous_format and all(t.is_contiguous(memory_format=order) for t in tensors):
+        # Views of shape (positions, C), since the channels are last in memory.
+        flat = [t.movedim(1, -1).flatten(0, -2) for t in tensors]
+        step = len(flat[0]) if x.is_cuda else max(1, _BLOCK_ELEMENTS // x.shape[1])
+        for parts in zip(*(t.split(step) for t in flat), strict=True):
+            yield (*parts, *numbers)
         return
+    by_channel = [t.view(1, -1, *(1,) * (x.dim() - 2)) for t in numbers]
     blocks = 1 if x.is_cuda else -(-x.numel() // _BLOCK_ELEMENTS)
-    if blocks <= 1:
-        dx.addcmul_(x - mean, slope, value=-1).sub_(level)
-        return
-    # A few channels at a time: their temporary tensor stays in the cache.
-    step = max(1, x.shape[1] // blocks)
-    for c in (slice(i, i + step) for i in range(0, x.shape[1], step)):
-        dx[:, c].addcmul_(x[:, c] - mean[:, c], slope[:, c], value=-1).sub_(level[:, c])
+    step = max(1, x.shape[1] // max(1, blocks))
+    for first in range(0, x.shape[1], step):
+        yield tuple(t[:, first : first + step] for t in (*tensors, *by_channel))

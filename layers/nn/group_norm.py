@@ -35,10 +35,10 @@ from distconv.dispatch import StridePolicy, implements
 from distconv.errors import DtypeError, NoRule
 from distconv.grid import ProcessGrid
 from distconv.kernels.normalization import (
-    normalization_gradients,
+    gradient_sums,
+    input_gradient,
     normalize_differentiably,
     refine_moments,
-    subtract_line,
 )
 from distconv.layers.common.alignment import redistribute_balanced, result_shape, to_probed_dtype
 from distconv.layers.common.sharded_weights import parameter_block, parameter_blocks
@@ -427,22 +427,20 @@ class _Normalize(torch.autograd.Function):
         flat, wide = groups.as_single_sample(x), groups.as_single_sample(grad)
         factor = torch.ones((), device=x.device) if weight is None else weight
         mean, var = groups.repeat_for_parts(mean, flat.dtype), groups.repeat_for_parts(var, flat.dtype)
-        sums = flat.new_zeros((2, *groups.shape[:2]))
+        sums, scale = flat.new_zeros((2, *groups.shape[:2])), (var + ctx.eps).rsqrt()
         if x.numel():
-            repeated = factor.to(flat.dtype).expand(groups.shape[1]).repeat(groups.shape[0])
-            wide, local_sums = normalization_gradients(wide, flat, repeated, (mean, var), ctx.eps)  # [b1]
-            sums = local_sums.view(sums.shape)
+            sums = gradient_sums(wide, flat, (mean, var), scale, ctx.eps).view(sums.shape)  # [b1]
+        dx = None
         if ctx.needs_input_grad[0]:
             # Channels of a group have other weights, so these belong into the sums.
             means = groups.allreduce_group_sums(sums * factor, "group norm backward") / groups.count  # [b2]
-            scale = (var + ctx.eps).rsqrt()
             slope, level = (
                 groups.repeat_for_parts(means[0], flat.dtype),
                 groups.repeat_for_parts(means[1], flat.dtype),
             )
+            repeated = factor.to(flat.dtype).expand(groups.shape[1]).repeat(groups.shape[0])
             line = (mean, slope * scale * scale, level * scale)
-            subtract_line(wide, flat, *(t.view(1, -1, 1) for t in line))  # [b3]
-        dx = wide.view(x.shape).to(x.dtype) if ctx.needs_input_grad[0] else None
+            dx = input_gradient(wide, flat, repeated * scale, line).view(x.shape).to(x.dtype)  # [b3]
         dw, db = (s.sum(0) if w else None for s, w in zip(sums, ctx.needs_input_grad[1:3], strict=True))
         return dx, dw, db, None, None, None, None
 
