@@ -190,7 +190,7 @@ def train_at_random(
     losses = []
     for step in range(settings.steps or 1):
         x, target = samples.batch(settings.batch, step)
-        if nudged:
+        if nudged:  # about the precision of float64: this shows how much round-off grows during the steps
             x = x * (1 + 1e-15)
         if grid is not None:
             x, target = scatter(x, grid), scatter(target, grid, dims=samples.target_axes)
@@ -279,14 +279,14 @@ def compare_mesh(
     # The first difference is that of the grid, the second one that of round-off alone.
     grid = ProcessGrid(comm, **axes)
     with tempfile.TemporaryDirectory() as own:
-        path = Path(comm.bcast(own)) / "synthetic.h5"
+        path = Path(comm.bcast(own)) / "synthetic.h5"  # in the folder of rank 0, on all ranks
         if comm.rank == 0:
             write_synthetic(path, size)
         comm.Barrier()
         expected = reference(settings, path, comm)
         yardstick = difference(reference(settings, path, comm, reverse=True), expected)
         deviation = difference(train(settings, path, grid), expected)
-        comm.Barrier()
+        comm.Barrier()  # rank 0 deletes its folder at the end of this block, when all ranks have closed the file
     return [deviation, yardstick]
 
 

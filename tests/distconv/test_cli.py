@@ -87,8 +87,14 @@ def test_help_lists_all_commands_and_shows_examples(
     ],
 )
 def test_bad_input_is_one_line_on_rank_0_and_code_2(
-    comm: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+    comm: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
 ) -> None:
+    for name in ("path", "argv"):  # which distconv run changes for the script
+        monkeypatch.setattr(sys, name, list(getattr(sys, name)))
     code, out, err = outcome(arguments, capsys)
     assert (code, out) == (2, "")
     if comm.rank == 0:

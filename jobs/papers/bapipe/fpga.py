@@ -85,6 +85,7 @@ class FpgaConvolution:
         """
         roofline, moved = board.compute[0].roofline, fetched * self.weights
         forward = roofline.time(self.forward_flops, FP16_BYTES * (self.outputs + moved), self.outputs)
+        # Backward reads the weights, and reads and writes their gradients.
         return forward, roofline.time(self.backward_flops, FP16_BYTES * (self.inputs + 3 * moved), self.outputs)
 
     def layer(self, board: Machine, fetched: float) -> Layer:
@@ -192,6 +193,8 @@ def piped(
     (Exploration, list of float, dict of str to float)
     """
     kept, best = [1.0] * len(boards), None
+    # The stages determine which weights fit on chip, and these determine the layer times that the stages are chosen by.
+    # The iteration may alternate between two results, so the best one is kept.
     for _ in range(ROUNDS):
         profile, devices = _stages(network, boards, kept)
         exploration = explore(

@@ -65,7 +65,7 @@ def prune(model: nn.Module, share: float) -> dict[torch.Tensor, torch.Tensor]:
     pruned = {}
     for layer in model.modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
-            weight = layer.weight.detach()
+            weight = layer.weight.detach()  # shares the parameter's memory, so the assignment below changes the layer
             smallest = weight.abs().flatten().argsort()[: round(share * weight.numel())]
             weight.view(-1)[smallest] = 0
             pruned[layer.weight] = smallest
@@ -126,6 +126,7 @@ def fit(model: nn.Module, data: Iterator[Batch], rate: float, pruned: Mapping[to
         optimizer.zero_grad()
         functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
+        # After each step, because momentum and the gradient move pruned weights away from zero.
         for weight, zeros in pruned.items():
             weight.detach().view(-1)[zeros] = 0
 
@@ -208,6 +209,7 @@ def baseline_flops(features: nn.Sequential, x: torch.Tensor) -> list[int]:
     for layer in features:
         y = layer(x)
         if isinstance(layer, nn.Conv2d):
+            # Pairs of an output and an input position within the image: products with the padding do not count.
             places = len(_windows(layer, x).pairs()[0])
             flops.append(2 * places * layer.in_channels * layer.out_channels // layer.groups)
         else:
@@ -250,6 +252,7 @@ def table(share: float, width: int = 64, seed: int = 0, recipe: PrunedVggRecipe 
     print(f"{'zeros':<14}{'method':<11}{'phase':<12}{'level':>6}{'kind':>6}{'steps':>7}{'largest':>10}", end="")
     print(f"{'total':>10}{'critical':>10}")
     rows: Rows = []
+    # The authors' program leaves out the zeros of one sample. Jacobians for several samples have to keep them.
     for zeros, of_sample in (("guaranteed", False), ("this sample's", True)):
         jacobians = chain(features, x, of_sample=of_sample)
         for method, depth in (("linear", 0), ("truncated", DEPTH)):

@@ -79,6 +79,7 @@ def train(run: TrainingRun, samples: ImageSamples, test: Sequence[Pair], evaluat
     curve: list[tuple[int, float, float]] = []
     seen, diverged_at = 0, None
     for iteration, pipe in iterations_of(run, variant, stages, samples):
+        # The newest known loss, which is that of an earlier iteration while mini-batches are in flight.
         if pipe.losses and not math.isfinite(pipe.losses[-1][1]):
             diverged_at = iteration
             break
@@ -122,7 +123,7 @@ def iterations_of(
                 set_learning_rate(optimizer, recipe.rate_of(variant, iteration, run.iterations, run.schedule))
             pipe.step(*next(data))
             if iteration + 1 == run.iterations:
-                pipe.drain()
+                pipe.drain()  # otherwise the last mini-batches would not update the weights of the first stages
             yield iteration + 1, pipe
 
 

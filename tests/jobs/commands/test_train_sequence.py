@@ -53,6 +53,7 @@ def test_it_writes_metrics_a_summary_checkpoints_and_a_picture_and_resumes_by_an
     for text in ("on 9 samples of 12 values a step, ", "test accuracy: ", "of a majority vote: 33.33 %"):
         assert (text in printed) == (comm.rank == 0)
     monkeypatch.setattr(ResultFigure, "draw", lambda *_: None)
+    comm.Barrier()  # the other ranks have looked for this checkpoint
     if comm.rank == 0:
         (folder / "out" / "checkpoints" / "step-000006").rename(folder / "away")
     comm.Barrier()

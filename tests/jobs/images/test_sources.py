@@ -36,6 +36,13 @@ def test_a_box_of_a_moved_image_is_cut_out_of_the_whole_moved_image(shift: int) 
             assert np.array_equal(part.read("image", box)[0], whole[:, top:bottom, left:right])
 
 
+def test_large_chunks_of_the_source_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    warned: list[tuple[object, ...]] = []
+    monkeypatch.setattr(Arrays, "warn_of_large_chunks", lambda *given: warned.append(given))
+    ShiftedImages(SOURCE, 3, shift=1, seed=1).warn_of_large_chunks("image", (1, 2, 3, 4))
+    assert warned == [(SOURCE, "image", (1, 2, 3, 4))]
+
+
 def test_moves_follow_from_seed_epoch_and_sample_and_reach_every_way() -> None:
     part, again, other = (ShiftedImages(SOURCE, 3, shift=2, seed=seed) for seed in (1, 1, 2))
     moves = [part.moves(sample) for sample in range(200)]

@@ -93,8 +93,9 @@ def test_messages_by_a_process_group_arrive_in_their_order(comm):
 @pytest.mark.ranks(2, 3, 4)
 def test_transfers_by_a_process_group_and_their_adjoints_are_those_that_mpi_is_tested_for(comm):
     with by_gloo(comm) as (channel, own):
-        test_collectives.test_redistribution_gives_what_slicing_the_whole_gives(comm=own)
-        test_collectives.test_the_adjoint_of_redistribution_is_the_way_back(comm=own)
+        test_collectives.test_redistribution_gives_what_slicing_the_whole_gives_and_its_adjoint_is_the_way_back(
+            comm=own
+        )
         test_collectives.test_assembling_and_accumulating_are_adjoint(comm=own)
         test_collectives.test_the_sum_over_an_axis_has_the_identity_as_adjoint(own)
         test_collectives.test_what_enters_split_work_gets_its_gradient_summed_over_just_these_axes(own)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import pytest
@@ -13,11 +12,14 @@ from tests.jobs.command_lines import assert_refused
 
 
 @pytest.mark.ranks(2)
-def test_the_stack_of_layers_is_still_there(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = output(["--channels", "8", "--size", "6", "--layers", "1", "--rounds", "1"], capsys)
+def test_a_stack_of_layers_holds_weights_gradients_and_momenta(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = output(["--channels", "8", "--size", "6", "--layers", "2", "--rounds", "1"], capsys)
     if comm.rank == 0:
         found = json.loads(lines[-1])
-        assert math.isclose(found["ratio"], max(found["held_bytes"]) / found["alone_bytes"])
+        weights, biases = 2 * 8 * 8 * 3 * 3 * 4, 2 * 8 * 4
+        assert found["alone_bytes"] == 3 * (weights + biases)
+        assert found["held_bytes"] == [3 * (weights + biases) // 2] * 2
+        assert found["ratio"] == 0.5
 
 
 @pytest.mark.ranks(2)

@@ -5,9 +5,19 @@ from __future__ import annotations
 import pytest
 
 from distconv.jobs.papers.dryden import page
-from distconv.jobs.papers.dryden.predictions import seconds
+from distconv.jobs.papers.dryden.predictions import PredictedTimes, seconds
 from distconv.jobs.papers.dryden.published import TABLES
 from distconv.perfmodel.machine.machine import Machine
+
+
+def test_rows_of_the_table_of_exponents_have_a_cell_for_each_heading(monkeypatch):
+    monkeypatch.setattr(page, "calibrated", lambda machine: machine)  # takes seconds, and only changes numbers
+    results = PredictedTimes.of(Machine.load("lassen"), fit=False)
+    rows = [line for line in page._exponents(results) if line.startswith("|")]
+    assert len(rows) == 3 + len(page.POWERS)
+    assert {row.count("|") for row in rows} == {rows[0].count("|")}
+    single = [name for row, _ in page.SINGLE for name in [row.name] if row.ratio is not None]
+    assert single and all(name in rows[0] for name in single)
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
