@@ -72,17 +72,18 @@ FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channel
 
 
 class Training(NamedTuple):
-    """A model with its optimizer and a mini-batch: an input (N, C, H, W) and labels (N, H, W)."""
+    """Loss and optimizer of a model, and a mini-batch: an input (N, C, H, W) and labels (N, H, W)."""
 
-    model: nn.Module
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    """Returns the loss, given input and labels."""
     optimizer: torch.optim.Optimizer
     x: torch.Tensor
     labels: torch.Tensor
 
     def step(self) -> None:
-        """Take a step: forward, cross entropy over the channels, backward, update."""
+        """Take a step: forward, loss, backward, update."""
         self.optimizer.zero_grad()
-        F.cross_entropy(self.model(self.x), self.labels).backward()
+        self.loss(self.x, self.labels).backward()
         self.optimizer.step()
 
 
@@ -126,8 +127,8 @@ def build(
     return model, x, torch.randint(0, channels, (batch, size, size))
 
 
-def training(model: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> Training:
-    """Return the training of a model by SGD.
+def training(model: nn.Module, x: torch.Tensor, labels: torch.Tensor, *, compiled: bool = False) -> Training:
+    """Return the training of a model by SGD, with a cross entropy over the channels.
 
     Parameters
     ----------
@@ -136,12 +137,18 @@ def training(model: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> Trainin
         Input.
     labels : torch.Tensor
         Class of each position.
+    compiled : bool
+        True compiles model and loss by ``torch.compile``.
 
     Returns
     -------
     Training
     """
-    return Training(model, torch.optim.SGD(model.parameters(), 1e-3), x, labels)
+
+    def loss(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(x), labels)
+
+    return Training(torch.compile(loss) if compiled else loss, torch.optim.SGD(model.parameters(), 1e-3), x, labels)
 
 
 def main() -> None:
@@ -150,9 +157,7 @@ def main() -> None:
     torch.set_num_threads(int(threads))
     size, channels, layers, batch = map(int, sizes)
     model, x, labels = build(kind, size, channels, layers, batch, memory_format=memory_format)
-    if mode == "compiled":
-        model.compile()
-    trained = training(model, x, labels)
+    trained = training(model, x, labels, compiled=mode == "compiled")
     while count := int(sys.stdin.readline() or 0):
         times = []
         for _ in range(count):

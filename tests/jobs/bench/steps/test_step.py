@@ -40,7 +40,7 @@ def test_every_variant_has_a_median_and_ratios_are_quotients_of_medians(
         table = lines[lines.index(f"{size} x {size}") + 1 :]
         ours, captured, one, *torchs = medians
         assert [name.split(", ")[2] for name in torchs[:2]] == ["as shipped", "heap"]
-        assert [name for name in torchs if name.endswith("channels_last")] == [torchs[-3], torchs[-1]]
+        assert {f"{torchs[1]}, channels_last", f"{torchs[-2]}, channels_last"} < set(torchs)
         fastest = min(torchs, key=medians.__getitem__)
         one_thread = min(torchs[-2:], key=medians.__getitem__)
         limit = f"{1e3 * medians[one_thread] / comm.size:.2f} ms"
