@@ -21,6 +21,7 @@
     errors            The exceptions and the warning that distconv raises
     grid              Process grids: a Cartesian view of the ranks with named axes
     local_device      The GPU of this rank
+    memory_format     Memory formats of blocks: contiguous, channels_last or channels_last_3d
     memory_order      Strides that a tensor would have in a single process
     parallel          ``parallelize``: prepare an ordinary module for training on DistTensors
     parameters        Parameters on a grid: sharding, comparison of replicas, optimizer state, weight files

@@ -122,7 +122,7 @@ def _convert_block(tensor: Any) -> None:
     wanted = torch._prims_common.suggest_memory_format(empty_like_global(tensor, device="meta"))
     block = tensor._local
     if wanted is not torch.contiguous_format and block.numel() and memory_format(block) is not wanted:
-        tensor._local = block.contiguous(memory_format=wanted)
+        tensor.local = block.contiguous(memory_format=wanted)
 
 
 def has_own_strides(tensor: Any) -> bool:

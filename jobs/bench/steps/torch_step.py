@@ -71,7 +71,7 @@ FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channel
 """Memory formats of the input and of the weights."""
 
 
-class Training(NamedTuple):
+class ModelTraining(NamedTuple):
     """Loss and optimizer of a model, and a mini-batch: an input (N, C, H, W) and labels (N, H, W)."""
 
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -127,7 +127,7 @@ def build(
     return model, x, torch.randint(0, channels, (batch, size, size))
 
 
-def training(model: nn.Module, x: torch.Tensor, labels: torch.Tensor, *, compiled: bool = False) -> Training:
+def training(model: nn.Module, x: torch.Tensor, labels: torch.Tensor, *, compiled: bool = False) -> ModelTraining:
     """Return the training of a model by SGD, with a cross entropy over the channels.
 
     Parameters
@@ -142,13 +142,15 @@ def training(model: nn.Module, x: torch.Tensor, labels: torch.Tensor, *, compile
 
     Returns
     -------
-    Training
+    ModelTraining
     """
 
     def loss(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(model(x), labels)
 
-    return Training(torch.compile(loss) if compiled else loss, torch.optim.SGD(model.parameters(), 1e-3), x, labels)
+    return ModelTraining(
+        torch.compile(loss) if compiled else loss, torch.optim.SGD(model.parameters(), 1e-3), x, labels
+    )
 
 
 def main() -> None:
