@@ -66,7 +66,7 @@ def test_blocks_have_the_memory_format_of_one_process(comm, name):
         split = dc.scatter(x.detach(), grid).requires_grad_()
         assert blocks_format(split) is last
         found = dc.parallelize(copy.deepcopy(layer), grid)(split)
-        assert blocks_format(found) is last, grid
+        assert blocks_format(found) is last or not found.local.numel(), grid
         found.backward(dc.scatter(gradient, found.dist))
         if name in KEEP_GRADIENTS:
             assert blocks_format(split.grad) is last, grid
