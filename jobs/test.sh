@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Install the extras test and docs, and run the checks: ruff, mypy, and tests serially and on 2, 3 and 4 ranks.
-#   jobs/test.sh                           a few cases of each test that takes less than a second
+#   jobs/test.sh                           tests of less than a second: all serial cases, four cases of each on ranks
 #   jobs/test.sh --full                    all tests but those marked slow, also on 6 and 8 ranks
 #   jobs/test.sh layers/nn                 what mirrors a folder or a module, on all rank counts
 #   jobs/test.sh --ranks 2,4 -k grid       other arguments go to tests/run.py too
