@@ -1,6 +1,6 @@
 """Run the tests, serially and under mpiexec on several rank counts, and print one table.
 
-    python tests/run.py                                           tests that are not long: all serial cases, four of each on ranks
+    python tests/run.py                                           tests that are not long, four cases of each on ranks
     python tests/run.py --full                                    everything but what is marked slow
     python tests/run.py --rest                                    what the first leaves out of the second
     python tests/run.py --ranks 2,4 tests/distconv/test_grid.py -k name
