@@ -45,18 +45,20 @@ def test_a_line_for_each_number_of_ranks_and_a_summary(
 
 
 @pytest.mark.ranks(1)
-def test_each_search_begins_with_empty_caches(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_search_has_its_method_and_limit_and_begins_with_empty_caches(
+    comm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = []
 
     def select(*arguments: Any, **named: Any) -> Any:
-        known.append(block_geometry.redistribution.cache_info().currsize)
+        known.append((block_geometry.redistribution.cache_info().currsize, *named.values()))
         found = selection.select(*arguments, **named)
         assert block_geometry.redistribution.cache_info().currsize > 0
         return found
 
     monkeypatch.setattr(planner, "select", select)
-    assert cli.main(["bench", "planner", *NETWORK, "--from", "4", "--to", "4"]) == 0
-    assert known == [0, 0]
+    assert cli.main(["bench", "planner", *NETWORK, "--from", "4", "--to", "4", "--memory", "1GB"]) == 0
+    assert known == [(0, 10**9, "exact"), (0, 10**9, "longest-path")]
 
 
 @pytest.mark.ranks(2)

@@ -56,6 +56,10 @@ def test_it_prints_ratios_and_memory_and_leaves_out_what_is_too_large(
     assert cli.main([*SMALL, "--resolution", "8", "9", "--keep", "1", "0.5", "--cap", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     figures: Any = json.loads(lines[-1])["resolution"]
+    for size in (8, 9):
+        (head,) = (number for number, line in enumerate(lines) if line.startswith(f"{size}^3, voxels: p=1 "))
+        assert ", p=0.5 " in lines[head]
+        assert lines[head + 1].split() == ["ms", "per", "step", "median", "min", "max", "to", "D-1"]
     assert set(figures["8"]["median_s"]) == {"D-1", "S-1", "S-0.5"}
     assert set(figures["9"]["median_s"]) == {"S-1", "S-0.5"}
     assert figures["9"]["memory_bytes"]["D-1"] is None
