@@ -117,11 +117,12 @@ def _convert_block(tensor: Any) -> None:
 
     Otherwise each of the following operators would convert a block: a kernel computes in the format of its operands.
     """
-    if tensor._strides is None or tensor.dim() not in (4, 5):
-        return
-    wanted = torch._prims_common.suggest_memory_format(empty_like_global(tensor, device="meta"))
     block = tensor._local
-    if wanted is not torch.contiguous_format and block.numel() and memory_format(block) is not wanted:
+    # The block first, since most operators keep the format: a meta tensor for each result would take microseconds.
+    if tensor._strides is None or not block.numel() or memory_format(block) is not torch.contiguous_format:
+        return
+    wanted = memory_format(empty_like_global(tensor, device="meta"))
+    if wanted is not torch.contiguous_format:
         tensor.local = block.contiguous(memory_format=wanted)
 
 

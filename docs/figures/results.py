@@ -71,7 +71,8 @@ def speed_ratios() -> Drawing:
         640,
         330,
         "Ratios of step times of four convolutions, with and without batch norm, to those of the fastest plain torch, "
-        "medians and ranges over interleaved rounds, for images of 512 x 512 and 1024 x 1024. The table has the numbers.",
+        "medians and ranges over interleaved rounds, for images of 512 x 512 and 1024 x 1024. The table has the "
+        "numbers.",
     )
     left, width = 260, 360
 

@@ -1,4 +1,4 @@
-"""What benchmarks print."""
+"""Check of the ratios that benchmarks print."""
 
 from __future__ import annotations
 

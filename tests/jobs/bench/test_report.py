@@ -1,4 +1,4 @@
-"""What benchmarks print and write."""
+"""Printed tables and written JSON of benchmarks."""
 
 from __future__ import annotations
 
