@@ -175,7 +175,7 @@ class BatchNormGradient:
             self.sums = gradient_sums(grad, x, (self._mean, var), self._inverse, eps)
 
     def input_gradient(self, count: int) -> torch.Tensor:
-        """Return dL/dx, given ``sums`` over all blocks. Call it once, since it overwrites its operands.
+        """Return dL/dx, given ``sums`` over all blocks.
 
         Parameters
         ----------
