@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from distconv.jobs.mesh.hydro.cell_geometry import (
     extreme_jacobians,
@@ -18,6 +19,7 @@ from distconv.jobs.mesh.hydro.initial_conditions import (
 )
 from distconv.jobs.mesh.hydro.solver import Hydro
 from distconv.jobs.mesh.production.run import run_seed
+from tests.jobs.approved import assert_approved, size_of
 
 pytestmark = pytest.mark.time_limit(240)  # the first that comes compiles the kernels
 
@@ -28,6 +30,16 @@ def test_a_seed_fixes_the_initial_condition(family: str) -> None:
     np.testing.assert_array_equal(first.u, again.u)
     np.testing.assert_array_equal(first.density, again.density)
     assert np.abs(first.u - other.u).max() > 0.01
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_fields_of_a_family_are_as_approved(family: str) -> None:
+    lines = []
+    for index in range(3):
+        start = initial_condition(family, 32, run_seed(0, 0, 0, index))
+        fields = {name: torch.from_numpy(getattr(start, name)) for name in ("density", "pressure", "gamma", "u", "v")}
+        lines += [f"{index} {name}: {size_of(field)}" for name, field in fields.items()]
+    assert_approved(f"initial-conditions/{family}", "\n".join(lines))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
