@@ -76,3 +76,23 @@ def test_a_measured_time_is_that_of_as_many_groups():
         keys.append(local_call(graph.operations[0], AxisParts.from_axes({"n": 1}, 1, 1)).key)
     assert [key.split(" g")[1:] and key.split(" g")[1].split()[0] for key in keys] == [[], "2", "4"]
     assert len(set(keys)) == 3
+
+
+class Scaled(nn.Module):
+    """Batch norm with a value for each channel, and a product of vectors of samples with a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x):
+        return self.norm(self.conv(x)).mean((1, 2, 3)) * self.scale
+
+
+def test_constants_with_a_value_for_each_channel_are_split_with_the_channels():
+    _, norm, _, scaled = trace(Scaled(), (6, 3, 4, 4)).operations
+    assert set(local_call(norm, AxisParts.from_axes({"c": 2}, 2, 2)).constants) == {(2,)}
+    assert set(local_call(norm, AxisParts.from_axes({"n": 2}, 2, 2)).constants) == {(4,)}
+    for axes in ({"c": 2}, {"h": 2}):
+        assert local_call(scaled, AxisParts.from_axes(axes, 2, 2)).constants == ((6,),)
