@@ -1,0 +1,18 @@
+"""Operators of this folder against one process: torch's own samples of them, and their conformance cases."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.layers.conformance import sampled_cases, table_cases, wrong_lines
+
+
+@pytest.mark.usefixtures("fallback")
+@pytest.mark.ranks(2)
+def test_operators_equal_torch_on_its_own_samples(comm):
+    assert wrong_lines(comm, sampled_cases("tensor")) == []
+
+
+@pytest.mark.ranks(3)
+def test_operators_equal_torch_with_all_options(comm):
+    assert wrong_lines(comm, table_cases("calls")) == []
