@@ -18,6 +18,7 @@ from distconv.jobs.images.picture import RESULT_FIGURE
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.classifier import ClassifierJob
 from distconv.jobs.training.job import train
+from distconv.jobs.training.memory_format import add_memory_format_argument
 from distconv.jobs.training.model_factory import CLASSIFIERS
 from distconv.jobs.training.options import add_reading_arguments, add_training_arguments, positive_int
 from distconv.jobs.training.pipelines.options import add_pipeline_arguments
@@ -93,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="evaluate on the test images every EPOCHS epochs (default: %(default)s)",
     )
     add_pipeline_arguments(parser, add_training_arguments(parser, defaults, out="runs/classify"))
+    add_memory_format_argument(parser)
 
 
 def augmentation(text: str) -> str:

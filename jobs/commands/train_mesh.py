@@ -22,6 +22,7 @@ from distconv.jobs.mesh.samples import MeshSamples
 from distconv.jobs.mesh.scores import PredictorScore, Threshold, format_table, gains, headline, score_predictor
 from distconv.jobs.mesh.segmentation import MeshSettings, MeshTrainer
 from distconv.jobs.training.job import Job, JobOutcome, train
+from distconv.jobs.training.memory_format import add_memory_format_argument
 from distconv.jobs.training.options import add_reading_arguments, add_training_arguments
 from distconv.jobs.training.report import Metrics
 from distconv.jobs.training.training import Training
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_reading_arguments(parser)
     parser.add_argument("--model", choices=MESH_MODELS, default=defaults.model, help="network (default: %(default)s)")
     add_training_arguments(parser, defaults, out="runs/mesh")
+    add_memory_format_argument(parser)
     parser.add_argument("--baselines", action="store_true", help="score simple predictors on the same samples, too")
     parser.add_argument(
         "--no-augment", dest="augment", action="store_false", help="do not flip and transpose samples at random"

@@ -29,6 +29,7 @@ from distconv.jobs.segmentation.trainer import (
     predicted_classes,
 )
 from distconv.jobs.training.job import Job, JobOutcome, train
+from distconv.jobs.training.memory_format import add_memory_format_argument
 from distconv.jobs.training.model_factory import SEGMENTERS
 from distconv.jobs.training.options import add_reading_arguments, add_training_arguments, grid_shape, positive_int
 from distconv.jobs.training.report import Metrics
@@ -61,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="evaluate on the held-out samples every EPOCHS epochs (default: %(default)s)",
     )
     add_training_arguments(parser, defaults, out="runs/segmentation")
+    add_memory_format_argument(parser)
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:

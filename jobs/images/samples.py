@@ -126,6 +126,7 @@ class ImageSamples:
         batch: int,
         *,
         dtype: torch.dtype = torch.float32,
+        memory_format: torch.memory_format = torch.contiguous_format,
         seed: int = 0,
         augment: str = "",
         **options: Any,
@@ -142,6 +143,8 @@ class ImageSamples:
             Samples in a global mini-batch.
         dtype : torch.dtype
             Data type of the images. Labels are int64.
+        memory_format : torch.memory_format
+            Memory format of the images.
         seed : int
             Seed of order and augmentation.
         augment : str
@@ -160,7 +163,7 @@ class ImageSamples:
             part,
             stored.labels,
             # Channels are not split: there are few, and a layer that splits its channels takes its block of them.
-            Field(stored.dataset, "n-hw", dtype, self.moments.mean, self.moments.std),
+            Field(stored.dataset, "n-hw", dtype, self.moments.mean, self.moments.std, memory_format=memory_format),
             grid,
             batch,
             seed=seed,

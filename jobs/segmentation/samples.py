@@ -134,7 +134,14 @@ class SegmentationSamples:
             group.source.close()
 
     def loader(
-        self, group: str, grid: ProcessGrid, batch: int, *, dtype: torch.dtype = torch.float32, **options: Any
+        self,
+        group: str,
+        grid: ProcessGrid,
+        batch: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        memory_format: torch.memory_format = torch.contiguous_format,
+        **options: Any,
     ) -> Loader:
         """Return a loader of normalized images (N, C, ...) and labels (N, ...).
 
@@ -148,6 +155,8 @@ class SegmentationSamples:
             Samples in a global mini-batch.
         dtype : torch.dtype
             Data type of the images. Labels are int64, or ``dtype`` if there is one class.
+        memory_format : torch.memory_format
+            Memory format of the images.
         **options
             Options of :class:`distconv.data.loader.Loader`. Samples are not shuffled by default.
 
@@ -166,6 +175,7 @@ class SegmentationSamples:
                 self.moments.std,
                 self.sign_flipped,
                 self.transposed,
+                memory_format,
             ),
             Field(stored.label, f"n{self.axes}", dtype if self.classes == 1 else torch.int64),
         )

@@ -25,6 +25,7 @@ from distconv.layers.models import MODELS
 from distconv.plan import Plan
 from distconv.whole_files import write_file
 
+from .memory_format import make_in_memory_format
 from .options import parallelism_from_options, select_device, settings_from_options
 from .pipelines.options import Pipelining, pipelining_of, planned_pipelining
 from .report import Metrics, announcement, conclude, draw_figure, format_times
@@ -194,7 +195,11 @@ def train(options: argparse.Namespace, job: Job) -> int:
     with closing(job.samples(options, comm)) as samples:
         make = job.pipeline if job.pipeline and isinstance(parallelism, Pipelining) else job.trainer
         more = {name: getattr(options, name) for name in job.trainer_options}
-        trainer = make(settings_from_options(options, job.settings), samples, parallelism, device, **more)
+
+        def make_trainer(settings: TrainingSettings) -> Training:
+            return make(settings, samples, parallelism, device, **more)
+
+        trainer = make_in_memory_format(options, settings_from_options(options, job.settings), make_trainer, comm)
         choice = capture_choice(options)
         if choice != "off":
             trainer.capture(choice)

@@ -391,10 +391,11 @@ def settings_from_options(options: argparse.Namespace, kind: type[S]) -> S:
     Returns
     -------
     TrainingSettings
-        Instance of ``kind``. Without ``--batch-norm`` its ``batch_norm`` is ``global``.
+        Instance of ``kind``, with contiguous memory. Without ``--batch-norm`` its ``batch_norm`` is ``global``.
     """
-    values = {field.name: getattr(options, field.name) for field in fields(kind)}
-    return kind(**values | {"batch_norm": options.batch_norm or "global"})
+    values = {field.name: getattr(options, field.name) for field in fields(kind) if field.name != "memory_format"}
+    # make_in_memory_format replaces the memory format.
+    return kind(**values | {"batch_norm": options.batch_norm or "global", "memory_format": "contiguous"})
 
 
 def parallelism_from_options(

@@ -51,6 +51,8 @@ class TrainingSettings:
 
     Weights, gradients and the loss stay in float32.
     """
+    memory_format: str = "contiguous"
+    """Order of images and of weights of convolutions in memory: ``contiguous`` or ``channels_last``."""
     batch_norm: str = "global"
     """Scope of batch-norm statistics (distconv.batch_norm_scope)."""
     shard_optimizer: bool = False
@@ -146,6 +148,14 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """
     for group in optimizer.param_groups:
         group["lr"] = rate
+
+
+def memory_format_of(settings: TrainingSettings, dims: int) -> torch.memory_format:
+    """Return the memory format of tensors with so many dimensions: images (4) or volumes (5), else contiguous."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if settings.memory_format == "contiguous":
+        return torch.contiguous_format
+    return formats.get(dims, torch.contiguous_format)
 
 
 def dtype_of(settings: TrainingSettings) -> torch.dtype:

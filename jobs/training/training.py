@@ -30,7 +30,14 @@ from distconv.plan import Plan
 from distconv.tensor import DistTensor
 
 from .recovery import Recoverable
-from .settings import TrainingSettings, dtype_of, learning_rate, make_optimizer, set_learning_rate
+from .settings import (
+    TrainingSettings,
+    dtype_of,
+    learning_rate,
+    make_optimizer,
+    memory_format_of,
+    set_learning_rate,
+)
 
 T = TypeVar("T")
 
@@ -59,6 +66,9 @@ class Training(Recoverable):
 
     steps_in_flight = 0
     """Number of steps that a rank may be ahead of another (0 on a grid, the number of stages in a pipeline)."""
+
+    image_dims = 0
+    """Number of dimensions of a batch of images (4) or volumes (5); 0 if the samples are others."""
 
     def __init__(
         self, settings: TrainingSettings, model: torch.nn.Module, grid: ProcessGrid, comm: MPI.Intracomm, device: str
@@ -280,9 +290,13 @@ class Trainer(Training):
         self.captured_step = AutoCapturedStep(self._differentiate, "off", comm)
         """Forward and backward pass of a step, captured or eager."""
         grid = grid_or_plan.input_grid(model, comm) if isinstance(grid_or_plan, Plan) else grid_or_plan
-        model = parallelize(
-            model.to(device, dtype_of(settings)), grid_or_plan, comm=comm, batch_norm=settings.batch_norm
-        )
+        model = model.to(device, dtype_of(settings))
+        # A user's model may have a format of its own, which the default leaves as it is.
+        if settings.memory_format != "contiguous":
+            # Not Module.to, which raises if a model has weights of both 2-D and 3-D convolutions.
+            for weight in model.parameters():
+                weight.data = weight.data.contiguous(memory_format=memory_format_of(settings, weight.dim()))
+        model = parallelize(model, grid_or_plan, comm=comm, batch_norm=settings.batch_norm)
         super().__init__(settings, model, grid, comm, device)
         if settings.shard_optimizer:
             shard_optimizer(self.optimizer, comm)

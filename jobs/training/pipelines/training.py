@@ -66,7 +66,8 @@ class PipelineTrainer(training.Training):
     Raises
     ------
     DistconvError
-        If the settings require gradient clipping, accumulation or a moving average of the weights.
+        If the settings require gradient clipping, accumulation, a moving average of the weights, or another memory
+        format than contiguous.
     SplitError
         On all ranks, if the model cannot be split.
     """
@@ -91,6 +92,11 @@ class PipelineTrainer(training.Training):
         if settings.accumulate > 1 or settings.ema is not None:
             raise DistconvError(
                 "--accumulate, --ema: cannot be combined with a pipeline. Use --microbatches instead of --accumulate."
+            )
+        if settings.memory_format != "contiguous":
+            raise DistconvError(
+                f"--memory-format {settings.memory_format}: cannot be combined with a pipeline, whose stages exchange "
+                "contiguous tensors. Remove it."
             )
         # Axis r: every rank receives the full mini-batch.
         super().__init__(settings, model, ProcessGrid(comm, r=comm.size), comm, device)

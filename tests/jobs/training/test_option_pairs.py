@@ -34,6 +34,7 @@ DEFAULTS: dict[str, Any] = {
     "weight_decay": 0.0,
     "dtype": "float32",
     "precision": "full",
+    "memory_format": "contiguous",
     "batch_norm": "global",
     "shard_optimizer": False,
     "seed": 0,
@@ -72,6 +73,10 @@ SETTINGS = (
     [("--weight-decay 0.02", {"weight_decay": 0.02})],
     [("--dtype float64", {"dtype": "float64"})],
     [("--precision bf16", {"precision": "bf16"})],
+    [
+        ("--memory-format channels_last", {"memory_format": "channels_last"}),
+        ("--memory-format contiguous", {"memory_format": "contiguous"}),
+    ],
     [("--batch-norm spatial", {"batch_norm": "spatial"}), ("--batch-norm local", {"batch_norm": "local"})],
     [("--shard-optimizer", {"shard_optimizer": True})],
     [("--seed 11", {"seed": 11})],
