@@ -16,7 +16,10 @@ from .networks import networks
 
 MICROBATCHES = 64
 SAMPLES = 32
+"""Samples of a micro-batch."""
+
 ENOUGH_BYTES = float(1 << 60)
+"""Memory that limits no split points."""
 
 
 def cuts_table(machine: Machine) -> Rows:
@@ -37,13 +40,13 @@ def cuts_table(machine: Machine) -> Rows:
 
 
 def compare_cuts(model: str, setting: ExplorationContext, name: str) -> dict[str, object]:
-    """Return a row of the table.
+    """Print and return a row of the table.
 
     Parameters
     ----------
     model : str
     setting : ExplorationContext
-        Network and machine.
+        Network, machine and number of GPUs.
     name : str
         Schedule.
 
@@ -54,7 +57,9 @@ def compare_cuts(model: str, setting: ExplorationContext, name: str) -> dict[str
     stages = setting.pipeline_candidate(name, 1, MICROBATCHES)
     # There are more layers than GPUs.
     assert stages is not None
+    # BaPipe balances before it chooses a schedule, and may split a layer, which GPUs cannot.
     theirs = round_to_layers(setting.balanced_partition.positions, stages.size)
+    # The search starts from BaPipe's split points, so it cannot become slower.
     ours = best_cuts(stages, [theirs])
     first, second = stages.time(theirs), stages.time(ours)
     over = first / simulated(stages, theirs), second / simulated(stages, ours)
@@ -77,7 +82,8 @@ def simulated(stages: PipelineCandidate, cuts: list[int]) -> float:
     float
         Seconds.
     """
-    (kinds,) = stages.pipelines
+    (kinds,) = stages.pipelines  # one pipeline, without replicas
     forward, backward, transfer = stages.costs(cuts, kinds)
     order = schedule(stages.schedule, stages.count, stages.microbatches)
+    # The simulation has a transfer for each stage. The last stage sends nothing on.
     return simulate(order, forward, backward, transfer=[*transfer, 0.0]).makespan
