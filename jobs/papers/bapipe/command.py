@@ -162,7 +162,7 @@ def table_iii(machine: Machine, link: float | None, neighbours: float | None) ->
 
 def _row_iii(row: SpeedupRow, profile: ProfileOf, machine: Machine, chain: Machine) -> dict[str, object]:
     base = throughput(profile, machine, row.gpus, schedule="dp", microbatches=row.gpus, size=GPU_BATCH)
-    # At least 8 micro-batches per stage, or the explored pipelines would consist of their bubble. Rows for which BaPipe
+    # At least 8 micro-batches per stage, or a bubble would be most of the explored pipelines. Rows for which BaPipe
     # chose data parallelism have only one micro-batch per GPU.
     batch = max(row.microbatches, 8 * row.gpus) * row.size
     powers = (1 << power for power in range(batch.bit_length()))
@@ -171,24 +171,18 @@ def _row_iii(row: SpeedupRow, profile: ProfileOf, machine: Machine, chain: Machi
     # with one update per 64 samples of a GPU, which is ``base`` here.
     piped = explore(profile, chain, row.gpus, batch, microbatches=counts, schedules=SYNCHRONOUS[1:])
     joint = explore(profile, machine, row.gpus, batch, microbatches=counts, joint=True)
-    ours = {
-        "dp_32": throughput(profile, machine, row.gpus, schedule="dp", microbatches=row.gpus, size=GPU_BATCH // 2)
-        / base,
-        "pipedream": pipedream_rate(profile, machine, row.gpus) / base,
-        "gpipe": throughput(profile, chain, row.gpus, schedule="gpipe", microbatches=row.gpipe[0], size=row.gpipe[1])
-        / base,
+    links = machine if row.schedule == PARALLEL else chain
+    rates = {
+        "dp_32": throughput(profile, machine, row.gpus, schedule="dp", microbatches=row.gpus, size=GPU_BATCH // 2),
+        "pipedream": pipedream_rate(profile, machine, row.gpus),
+        "gpipe": throughput(profile, chain, row.gpus, schedule="gpipe", microbatches=row.gpipe[0], size=row.gpipe[1]),
         "bapipe": throughput(
-            profile,
-            machine if row.schedule == PARALLEL else chain,
-            row.gpus,
-            schedule=row.schedule,
-            microbatches=row.microbatches,
-            size=row.size,
-        )
-        / base,
-        "pipeline": batch / piped.time / base,
-        "joint": batch / joint.time / base,
+            profile, links, row.gpus, schedule=row.schedule, microbatches=row.microbatches, size=row.size
+        ),
+        "pipeline": batch / piped.time,
+        "joint": batch / joint.time,
     }
+    ours = {name: rate / base for name, rate in rates.items()}
     paper = DP_AT_32.get(row.gpus) if row.model == "VGG-16" else None
     print(
         f"{row.model:<10}{row.gpus:>5}{row.gpus * GPU_BATCH / base:>7.3f}  {_with_published(ours['dp_32'], paper):<13}",

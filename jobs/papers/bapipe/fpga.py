@@ -138,7 +138,6 @@ def _row(network: Sequence[FpgaConvolution], boards: Sequence[Machine], paper: f
         "pipeline_s": times,
         "closed_s": exploration.time,
         "speedup": speedups,
-    } | {
         "paper": paper,
         "kept": kept,
     }
@@ -229,6 +228,7 @@ def _profile_and_devices(
 ) -> tuple[Profile, list[Device]]:
     # The profile gives the sizes of features and weights. Its times are not used, since each device has its own.
     profile = Profile([layer.layer(boards[0], 0.0) for layer in network])
+    # A board holds on chip the fraction ``share`` of its stage's weights, whichever layers these are.
     devices = [
         Device(f"board {index}", 1, [sum(layer.seconds(board, 1 - share)) for layer in network], board.memory_bytes)
         for index, (board, share) in enumerate(zip(boards, kept, strict=True))
@@ -254,7 +254,9 @@ def _on_chip_fractions(
 def _simulated_times(
     network: Sequence[FpgaConvolution], boards: Sequence[Machine], kept: Sequence[float], positions: Sequence[float]
 ) -> dict[str, float]:
+    """Return the simulated seconds of a mini-batch by each schedule, with the stages between ``positions``."""
     passes = [[layer.seconds(board, 1 - share) for layer in network] for board, share in zip(boards, kept, strict=True)]
+    # Each stage has the layer times of its own board.
     forward, backward = (
         [_stage_sums([both[way] for both in seconds], positions)[stage] for stage, seconds in enumerate(passes)]
         for way in (0, 1)

@@ -37,6 +37,7 @@ ProfileOf = Callable[[int], Profile]
 
 def vgg16() -> nn.Module:
     """Return VGG-16 for 224 x 224 images and 1000 classes: 138.4 million parameters."""
+    # The model of distconv is for 32 x 32 images, with a smaller classifier. The features are the same.
     classifier = [nn.Flatten(), nn.Linear(512 * 7 * 7, 4096), nn.ReLU(inplace=True), nn.Dropout()]
     classifier += [nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4096, 1000)]
     return nn.Sequential(*vgg16_for_cifar().features, *classifier)

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prune",
         type=_fraction,
         default=0.97,
-        metavar="SHARE",
+        metavar="FRACTION",
         help="pruned fraction of the weights, in figure-10 (default: %(default)s)",
     )
     parser.add_argument(

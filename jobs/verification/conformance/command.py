@@ -60,9 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv verify conformance``."""
     names = [*FAMILIES, EMPTY, *SAMPLES]
     parser.add_argument(
-        "--family", nargs="+", choices=names, metavar="NAME", help=f"only these families of cases: {', '.join(names)}"
+        "--family",
+        nargs="+",
+        choices=names,
+        metavar="NAME",
+        help=f"only these families of cases: {', '.join(names)} (default: all up to {OPERATORS})",
     )
-    parser.add_argument("--operator", nargs="+", metavar="NAME", help="only operators with these names")
+    parser.add_argument(
+        "--operator", nargs="+", metavar="NAME", help="only operators with these names, such as conv2d (default: all)"
+    )
     parser.add_argument(
         "--page", type=Path, metavar="FILE", help="write a Markdown page, and the tables to a .csv file next to it"
     )

@@ -148,11 +148,16 @@ def fixed(dims: str, values: str = "normal", **options: Any) -> Input:
 
 @dataclass(frozen=True)
 class ConformanceCase(runner.Case):
-    """An operator with one choice of options. ``function`` takes the inputs; with ``module``, the module first."""
+    """An operator with one choice of options.
+
+    ``operator`` and ``option`` identify a case within its family, in journals and on the page. A case that gets another
+    name must be run again for both.
+    """
 
     operator: str
     option: str
     function: Callable[..., Any]
+    """Takes the inputs, after the module if there is one, and returns a tensor or several of them."""
     inputs: tuple[Input, ...]
     module: Callable[[Sizes], nn.Module] | None = None
     parallel: bool = False
