@@ -129,7 +129,7 @@ def _tables(options: argparse.Namespace) -> dict[str, Rows]:
 
 
 def table_iii(machine: Machine, link: float | None, neighbours: float | None) -> Rows:
-    """Print the speed-ups over data parallelism with 64 samples per GPU, ours and the paper's.
+    """Print the predicted and the published speed-ups over data parallelism with 64 samples per GPU.
 
     Parameters
     ----------

@@ -131,7 +131,7 @@ def _row(network: Sequence[FpgaConvolution], boards: Sequence[Machine], paper: f
     speedups = {name: time / best for name, time in parallel.items()}
     print("".join(f"{time:<10.4f}" for time in times.values()), end="")
     print(f"{speedups['streamed']:<9.3f}{speedups['by layer']:<12.3f}{paper:>6.2f}  ", end="")
-    print(", ".join(f"{share:.2f}" for share in kept))
+    print(", ".join(f"{fraction:.2f}" for fraction in kept))
     return {
         "boards": names,
         "dp_s": parallel,
@@ -228,10 +228,10 @@ def _profile_and_devices(
 ) -> tuple[Profile, list[Device]]:
     # The profile gives the sizes of features and weights. Its times are not used, since each device has its own.
     profile = Profile([layer.layer(boards[0], 0.0) for layer in network])
-    # A board holds on chip the fraction ``share`` of its stage's weights, whichever layers these are.
+    # A board has the fraction ``kept`` of its stage's weights on chip, taken as the same for all layers.
     devices = [
-        Device(f"board {index}", 1, [sum(layer.seconds(board, 1 - share)) for layer in network], board.memory_bytes)
-        for index, (board, share) in enumerate(zip(boards, kept, strict=True))
+        Device(f"board {index}", 1, [sum(layer.seconds(board, 1 - fraction)) for layer in network], board.memory_bytes)
+        for index, (board, fraction) in enumerate(zip(boards, kept, strict=True))
     ]
     return profile, devices
 
@@ -255,7 +255,9 @@ def _simulated_times(
     network: Sequence[FpgaConvolution], boards: Sequence[Machine], kept: Sequence[float], positions: Sequence[float]
 ) -> dict[str, float]:
     """Return the simulated seconds of a mini-batch by each schedule, with the stages between ``positions``."""
-    passes = [[layer.seconds(board, 1 - share) for layer in network] for board, share in zip(boards, kept, strict=True)]
+    passes = [
+        [layer.seconds(board, 1 - fraction) for layer in network] for board, fraction in zip(boards, kept, strict=True)
+    ]
     # Each stage has the layer times of its own board.
     forward, backward = (
         [_stage_sums([both[way] for both in seconds], positions)[stage] for stage, seconds in enumerate(passes)]
