@@ -84,7 +84,7 @@ Environment: {machine}
 _LEGEND = """\
 ## Families
 
-Number of rows and kinds of grids with each result, the worst of all rank counts:
+Number of cases, each a row on one kind of grid, by their worst result over all rank counts:
 
 {families}
 | result | meaning |
