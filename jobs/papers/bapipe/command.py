@@ -162,7 +162,7 @@ def table_iii(machine: Machine, link: float | None, neighbours: float | None) ->
 
 def _row_iii(row: SpeedupRow, profile: ProfileOf, machine: Machine, chain: Machine) -> dict[str, object]:
     base = throughput(profile, machine, row.gpus, schedule="dp", microbatches=row.gpus, size=GPU_BATCH)
-    # At least 8 micro-batches per stage, or a bubble would be most of the explored pipelines. Rows for which BaPipe
+    # At least 8 micro-batches per stage, or the bubble would dominate the explored pipelines. Rows for which BaPipe
     # chose data parallelism have only one micro-batch per GPU.
     batch = max(row.microbatches, 8 * row.gpus) * row.size
     powers = (1 << power for power in range(batch.bit_length()))

@@ -143,7 +143,7 @@ def _row(setting: EpochSetting, device: torch.device) -> dict[str, object]:
     actions = {column: step_of(setting, method, device, back=back) for column, (method, back) in COLUMNS.items()}
     if device.type == "cuda":
         actions |= {name: step_of(setting, COLUMNS[of][0], device, graph=True) for name, of in GRAPHS.items()}
-    # Fewer rounds of longer steps, so that each row takes about as long.
+    # Fewer rounds of longer steps, so that all rows take about the same time.
     rounds = max(3, min(50, 10**5 // (setting.steps * setting.batch)))
     times = time_interleaved(MPI.COMM_SELF, timed_variants(actions, device), rounds)
     # The shortest of all: anything else that runs on the machine can only make a step longer.

@@ -78,7 +78,7 @@ def _row(
     x: torch.Tensor,
     columns: int,
 ) -> dict[str, object]:
-    # The first run also builds the pattern, which is cached. A training builds it once (3.4), so later runs count.
+    # The first run also builds the pattern, which is cached. A training builds it once, so later runs count.
     first_s = _seconds(generate, 1)
     jacobian = generate()
     again_s = _seconds(generate, REPEATS)

@@ -43,7 +43,7 @@ OURS = "our mesh2k"
 
 CONV1, CONV1_1, CONV6_1 = PrintedRatio(1.35, 8), PrintedRatio(14.8, 16), PrintedRatio(1.4, None)
 
-# Layers of the 2K mesh network are listed twice: the text does not print their sizes.
+# Layers of the 2K mesh network are listed twice, with two assumptions on the sizes that the text does not print.
 LAYERS = (
     MeasuredLayer("conv1", PaperLayer(3, 224, 64, 7, stride=2), "ResNet-50", CONV1),
     MeasuredLayer("res3b_branch2a", PaperLayer(512, 28, 128, 1), "ResNet-50"),

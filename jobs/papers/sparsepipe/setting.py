@@ -250,5 +250,5 @@ def _linear(name: str, rows: int, channels: int, width: int) -> LayerWork:
 
 
 def _pointwise(name: str, elements: float, parameters: int = 0) -> LayerWork:
-    # Reads and writes each element once. Its arithmetic is free next to that.
+    # It reads and writes each element once. Its arithmetic is hidden by this memory traffic.
     return LayerWork(name, 0.0, 8 * elements, 4 * elements, 4.0 * parameters, 1.0)

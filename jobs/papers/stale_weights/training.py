@@ -27,7 +27,7 @@ from distconv.pipeline.splitting.split import split
 from .recipes import MOMENTUM, RECIPES, TrainingVariant
 
 TEST_BATCH = 500
-"""Samples of a batch in evaluation. It does not change the results."""
+"""Samples of a batch in evaluation. The accuracy does not depend on it."""
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """Images (N, C, H, W), channels last in memory (a third faster in ResNet-20), and labels (N)."""

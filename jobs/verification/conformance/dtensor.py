@@ -24,7 +24,7 @@ from distconv.jobs.verification.engine.layouts import CaseLayout
 from distconv.jobs.verification.engine.verdicts import RankOutcome, Refusal, Verdict, classify
 
 _DTENSOR_WORDS = ("DTensor", "shard", "placement", "mesh")
-"""Words of errors that report a limitation of DTensor, in any case."""
+"""Words of errors that report a limitation of DTensor, in upper or lower case."""
 
 
 class _DTensorBackend(backends.DistributedBackend):

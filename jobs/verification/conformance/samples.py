@@ -305,7 +305,7 @@ def _call_and_finish(finish: Callable[[Any], Any], function: Callable[..., Any],
 
 
 def _in_place(function: Callable[..., Any], input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    # Of a copy: torch does not let a leaf that requires a gradient be changed in place.
+    # A copy, because torch rejects an in-place change of a leaf that requires a gradient.
     return function(input.clone(), *args, **kwargs)
 
 

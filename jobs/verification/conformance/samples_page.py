@@ -39,7 +39,7 @@ process count as wrong.
 _HEADS = ["by a rule", "replicates", "raises", "unclear", "wrong", "hangs", "exact"]
 
 _SILENT = {Verdict.WRONG, Verdict.HANGS}
-"""Verdicts of which a user gets no error."""
+"""Verdicts of which a user may get no error."""
 
 # Verdicts of each column of _HEADS but the last, which is the fraction of exact results.
 _GROUPS = [
