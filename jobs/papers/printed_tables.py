@@ -13,7 +13,7 @@ from distconv.jobs.planning.options import check_writable, run_on_rank_0
 from distconv.whole_files import write_file
 
 Rows = list[dict[str, object]]
-"""Results of a table, one mapping for each row."""
+"""Results of a table, one mapping for each row. All values must be serializable to JSON."""
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
@@ -27,12 +27,14 @@ def print_tables(tables: Callable[[], Mapping[str, Rows]], path: Path | None) ->
     Parameters
     ----------
     tables : callable
-        Prints the tables and returns their rows by name. Called on rank 0.
+        Prints the tables and returns their rows by name. Called on rank 0, so it must not communicate over
+        MPI.COMM_WORLD.
     path : pathlib.Path or None
         JSON file. None: only print.
     """
 
     def action() -> None:
+        # Before the tables, some of which take hours: a wrong path is reported at once.
         if path is not None:
             check_writable("--json", path)
         rows = tables()

@@ -37,7 +37,11 @@ examples:
 
 TABLES = ("I-II", "III", "IV", "VI", "cuts")
 GPU_BATCH = 64
+"""Samples per GPU of the data parallelism that Table III compares with."""
+
 FITTED_GPUS = 4
+"""Number of GPUs of the results that the bandwidth is fitted to."""
+
 DP_AT_32 = {4: 0.62, 8: 0.55}
 """Epoch time of VGG-16 with 64 samples per GPU over that with 32, by data parallelism (Table III)."""
 
@@ -46,12 +50,14 @@ DP_AT_32 = {4: 0.62, 8: 0.55}
 class SpeedupRow:
     """A row of Table III: speedups over data parallelism with 64 samples per GPU.
 
-    The paper has no results for 2 GPUs. These speedups are None.
+    The paper has no results for 2 GPUs. These speedups are None. It states no micro-batches for ResNet-50 either: those
+    here are assumptions.
     """
 
     model: str
     gpus: int
     pipedream: float | None
+    """Speedup of PipeDream with 64 samples per mini-batch."""
     gpipe: tuple[int, int, float | None]
     """Number of micro-batches, samples of a micro-batch, and speedup."""
     schedule: str
@@ -123,7 +129,7 @@ def _tables(options: argparse.Namespace) -> dict[str, Rows]:
 
 
 def table_iii(machine: Machine, link: float | None, neighbours: float | None) -> Rows:
-    """Print the speed-ups over data parallelism with 64 samples per GPU, ours and the paper's.
+    """Print the predicted and the published speed-ups over data parallelism with 64 samples per GPU.
 
     Parameters
     ----------
@@ -141,45 +147,42 @@ def table_iii(machine: Machine, link: float | None, neighbours: float | None) ->
         here = fitted_machine(machine)
     else:
         here = replace(machine, node=Link(machine.node.latency_s, link))
-    shared = here.node.bandwidth_bytes_per_s
+    link_bytes_per_s = here.node.bandwidth_bytes_per_s
     print("Table III: speedup in samples/s over data parallelism (DP) of 64 samples per GPU, ours (paper's);")
-    print(
-        f"{shared / 1e9:.2f} GB/s between GPUs ({'fitted to DP of VGG-16 on 4' if link is None else 'given'})", end=""
-    )
-    print(f"; {(neighbours or shared) / 1e9:.2f} GB/s between the stages of one pipeline")
+    source = "fitted to DP of VGG-16 on 4" if link is None else "given"
+    print(f"{link_bytes_per_s / 1e9:.2f} GB/s between GPUs ({source})", end="")
+    print(f"; {(neighbours or link_bytes_per_s) / 1e9:.2f} GB/s between the stages of one pipeline")
     print(f"{'model':<10}{'GPUs':>5}{'DP s':>7}  {'DP of 32':<13}{'PipeDream':<13}{'GPipe':<13}", end="")
     print(f"{'BaPipe, its schedule, M x B':<36}{'BaPipe explored':<32}joint, with accumulation")
     profiles = networks(here)
-    chain = replace(here, node=Link(machine.node.latency_s, neighbours or shared))
+    # Only a pipeline can use a faster link between neighbours: an all-reduce is as fast as its slowest link.
+    chain = replace(here, node=Link(machine.node.latency_s, neighbours or link_bytes_per_s))
     return [_row_iii(row, profiles[row.model], here, chain) for row in TABLE_III]
 
 
 def _row_iii(row: SpeedupRow, profile: ProfileOf, machine: Machine, chain: Machine) -> dict[str, object]:
     base = throughput(profile, machine, row.gpus, schedule="dp", microbatches=row.gpus, size=GPU_BATCH)
+    # At least 8 micro-batches per stage, or the bubble would dominate the explored pipelines. Rows for which BaPipe
+    # chose data parallelism have only one micro-batch per GPU.
     batch = max(row.microbatches, 8 * row.gpus) * row.size
     powers = (1 << power for power in range(batch.bit_length()))
     counts = [count for count in powers if batch % count == 0 and 8 <= batch // count <= GPU_BATCH]
-    # The paper's data parallelism has one update for what a GPU holds at a time; that is the figure to beat.
+    # Without the first schedule, data parallelism. BaPipe chooses a pipeline only if it is faster than data parallelism
+    # with one update per 64 samples of a GPU, which is ``base`` here.
     piped = explore(profile, chain, row.gpus, batch, microbatches=counts, schedules=SYNCHRONOUS[1:])
     joint = explore(profile, machine, row.gpus, batch, microbatches=counts, joint=True)
-    ours = {
-        "dp_32": throughput(profile, machine, row.gpus, schedule="dp", microbatches=row.gpus, size=GPU_BATCH // 2)
-        / base,
-        "pipedream": pipedream_rate(profile, machine, row.gpus) / base,
-        "gpipe": throughput(profile, chain, row.gpus, schedule="gpipe", microbatches=row.gpipe[0], size=row.gpipe[1])
-        / base,
+    links = machine if row.schedule == PARALLEL else chain
+    rates = {
+        "dp_32": throughput(profile, machine, row.gpus, schedule="dp", microbatches=row.gpus, size=GPU_BATCH // 2),
+        "pipedream": pipedream_rate(profile, machine, row.gpus),
+        "gpipe": throughput(profile, chain, row.gpus, schedule="gpipe", microbatches=row.gpipe[0], size=row.gpipe[1]),
         "bapipe": throughput(
-            profile,
-            machine if row.schedule == PARALLEL else chain,
-            row.gpus,
-            schedule=row.schedule,
-            microbatches=row.microbatches,
-            size=row.size,
-        )
-        / base,
-        "pipeline": batch / piped.time / base,
-        "joint": batch / joint.time / base,
+            profile, links, row.gpus, schedule=row.schedule, microbatches=row.microbatches, size=row.size
+        ),
+        "pipeline": batch / piped.time,
+        "joint": batch / joint.time,
     }
+    ours = {name: rate / base for name, rate in rates.items()}
     paper = DP_AT_32.get(row.gpus) if row.model == "VGG-16" else None
     print(
         f"{row.model:<10}{row.gpus:>5}{row.gpus * GPU_BATCH / base:>7.3f}  {_with_published(ours['dp_32'], paper):<13}",
@@ -190,18 +193,18 @@ def _row_iii(row: SpeedupRow, profile: ProfileOf, machine: Machine, chain: Machi
         end="",
     )
     setting = f"{row.schedule} {row.microbatches} x {row.size}: {_with_published(ours['bapipe'], row.bapipe)}"
-    better = f"{_described(piped, batch)}: {ours['pipeline']:.2f}"
+    better = f"{_format_choice(piped, batch)}: {ours['pipeline']:.2f}"
     chosen = better if ours["pipeline"] > 1 else f"dp (pipeline: {ours['pipeline']:.2f})"
     print(f"{setting:<36}{chosen:<32}", end="")
-    print(f"{_described(joint, batch)}: {ours['joint']:.2f}")
-    figures = {"pipeline": _figures(piped.best), "joint": _figures(joint.best)}
+    print(f"{_format_choice(joint, batch)}: {ours['joint']:.2f}")
+    figures = {"pipeline": _choice_results(piped.best), "joint": _choice_results(joint.best)}
     return {"model": row.model, "gpus": row.gpus, "batch": batch, "speedup": ours, "explored": figures}
 
 
 def throughput(
     profile: ProfileOf, machine: Machine, gpus: int, *, schedule: str, microbatches: int, size: int
 ) -> float:
-    """Return the samples per second, without a check of the memory limit: the paper ran all settings.
+    """Return the samples per second of one setting, without a memory limit: the paper ran all settings.
 
     Parameters
     ----------
@@ -210,7 +213,9 @@ def throughput(
     gpus : int
         Number of GPUs.
     schedule : str
+        Name of a schedule, or ``"dp"``, for which ``microbatches`` is the number of GPUs.
     microbatches : int
+        Number of micro-batches of a mini-batch.
     size : int
         Samples of a micro-batch.
 
@@ -252,27 +257,29 @@ def fitted_machine(machine: Machine) -> Machine:
 def implied_link(machine: Machine) -> float:
     """Return the bandwidth at which DP of VGG-16 on 4 GPUs reproduces Table III's loss with 32 samples, in bytes/s.
 
-    (T_32 / 32) / (T_64 / 64) = 1 / 0.62 with T_B = compute(B) + allreduce, which is that of all parameters.
+    With T_B = C_B + A for B samples per GPU, where C_B is the computation and A the all-reduce of all parameters,
+    Table III has (T_64 / 64) / (T_32 / 32) = 0.62. So C_64 + A = r (C_32 + A) with r = 2 x 0.62, which gives A.
     """
     vgg16 = networks(machine)["VGG-16"]
-    half, whole = (sum(layer.time_s for layer in vgg16(size).layers) for size in (GPU_BATCH // 2, GPU_BATCH))
+    compute_32, compute_64 = (sum(layer.time_s for layer in vgg16(size).layers) for size in (GPU_BATCH // 2, GPU_BATCH))
     ratio = 2 * DP_AT_32[FITTED_GPUS]
-    summed = (whole - ratio * half) / (ratio - 1)
+    allreduce_s = (compute_64 - ratio * compute_32) / (ratio - 1)
     parameters = sum(layer.parameter_bytes for layer in vgg16(1).layers)
-    return 2 * (FITTED_GPUS - 1) / FITTED_GPUS * parameters / summed
+    # A ring all-reduce over p GPUs sends 2 (p - 1) / p of the bytes over each link. Latencies are left out.
+    return 2 * (FITTED_GPUS - 1) / FITTED_GPUS * parameters / allreduce_s
 
 
 def _with_published(ours: float, paper: float | None) -> str:
     return f"{ours:.2f}" + ("" if paper is None else f" ({paper:.2f})")
 
 
-def _described(exploration: Exploration, batch: int) -> str:
+def _format_choice(exploration: Exploration, batch: int) -> str:
     replicas = f" x {exploration.best.replicas}" if exploration.best.replicas > 1 else ""
     microbatches = f"{exploration.microbatches} x {batch // exploration.microbatches}"
     return f"{exploration.schedule} {len(exploration.best.memory)}{replicas}, {microbatches}"
 
 
-def _figures(choice: Choice) -> dict[str, object]:
+def _choice_results(choice: Choice) -> dict[str, object]:
     return {
         "schedule": choice.schedule,
         "microbatches": choice.microbatches,

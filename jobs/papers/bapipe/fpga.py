@@ -41,9 +41,11 @@ from distconv.pipeline import schedule, simulate
 from .networks import IMAGE
 
 BATCH = 128
+"""Samples of a mini-batch (4.3)."""
+
 FP16_BYTES = 2
 ROUNDS = 8
-"""Number of iterations. The fraction on chip depends on the split points, which depend on the layer times."""
+"""Iterations of :func:`piped`."""
 
 TABLE_VI = (
     (("vcu118",) * 4, 1.0),
@@ -53,6 +55,7 @@ TABLE_VI = (
 """Boards in the order of the chain, and the paper's speedup over data parallelism."""
 
 PIPELINES = tuple(name for name in ASYNCHRONOUS if name != PARALLEL)
+"""Schedules of a pipeline of boards, which send results while they compute them (3.2.1)."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,7 @@ def table_vi() -> Rows:
 
 
 def _row(network: Sequence[FpgaConvolution], boards: Sequence[Machine], paper: float) -> dict[str, object]:
+    # A board computes BATCH / boards samples. Weights that it reads once per mini-batch are, per sample, that fraction.
     parallel = {
         "streamed": parallel_time(network, boards, 1.0),
         "by layer": parallel_time(network, boards, len(boards) / BATCH),
@@ -127,26 +131,26 @@ def _row(network: Sequence[FpgaConvolution], boards: Sequence[Machine], paper: f
     speedups = {name: time / best for name, time in parallel.items()}
     print("".join(f"{time:<10.4f}" for time in times.values()), end="")
     print(f"{speedups['streamed']:<9.3f}{speedups['by layer']:<12.3f}{paper:>6.2f}  ", end="")
-    print(", ".join(f"{share:.2f}" for share in kept))
+    print(", ".join(f"{fraction:.2f}" for fraction in kept))
     return {
         "boards": names,
         "dp_s": parallel,
         "pipeline_s": times,
         "closed_s": exploration.time,
         "speedup": speedups,
-    } | {
         "paper": paper,
         "kept": kept,
     }
 
 
 def convolutions() -> list[FpgaConvolution]:
-    """Return ResNet-50's convolutions for one sample."""
+    """Return ResNet-50's convolutions for one sample, in order. The last one is its fully connected layer."""
     graph = trace(MODELS["resnet50"](), (1, *IMAGE))
     return [_convolution(op) for op in graph.operations if op.decides]
 
 
 def _convolution(op: Operation) -> FpgaConvolution:
+    # On one rank, so nothing is split. PHASES are forward, backward-data and backward-weights.
     call = local_call(op, AxisParts.from_axes({}, 1, 1))
     forward, *backward = (work(call, phase).flops for phase in PHASES)
     weights = sum(constant.elements for constant in op.parameters)
@@ -173,9 +177,12 @@ def parallel_time(
     """
     times = [sum(sum(layer.seconds(board, fetched)) for layer in network) for board in boards]
     weights = FP16_BYTES * sum(layer.weights for layer in network)
-    summed = max(board.allreduce(RankGroup(len(boards), 1), weights) for board in boards)
-    together = max(times) / len(boards) if equal else 1 / sum(1 / time for time in times)
-    return BATCH * together + summed
+    # The slowest board's link: every board waits for the sum.
+    allreduce_s = max(board.allreduce(RankGroup(len(boards), 1), weights) for board in boards)
+    # Seconds per sample of all boards together. With equal numbers of samples the slowest board determines them,
+    # otherwise the sum of the speeds.
+    sample_s = max(times) / len(boards) if equal else 1 / sum(1 / time for time in times)
+    return BATCH * sample_s + allreduce_s
 
 
 def piped(
@@ -196,7 +203,7 @@ def piped(
     # The stages determine which weights fit on chip, and these determine the layer times that the stages are chosen by.
     # The iteration may alternate between two results, so the best one is kept.
     for _ in range(ROUNDS):
-        profile, devices = _stages(network, boards, kept)
+        profile, devices = _profile_and_devices(network, boards, kept)
         exploration = explore(
             profile,
             boards[0],
@@ -205,47 +212,55 @@ def piped(
             samples=1,
             microbatches=[BATCH],
             schedules=PIPELINES,
-            share_layers=True,
-            optimizer_slots=0,
+            share_layers=True,  # as FPDeep (3.3.2)
+            optimizer_slots=0,  # memory for weights and gradients only, 2w in Table I
         )
-        kept = _kept(network, boards, exploration.stages.positions)
-        times = _simulated(network, boards, kept, exploration.stages.positions)
+        kept = _on_chip_fractions(network, boards, exploration.stages.positions)
+        times = _simulated_times(network, boards, kept, exploration.stages.positions)
         if best is None or min(times.values()) < min(best[2].values()):
             best = exploration, kept, times
     assert best is not None
     return best
 
 
-def _stages(
+def _profile_and_devices(
     network: Sequence[FpgaConvolution], boards: Sequence[Machine], kept: Sequence[float]
 ) -> tuple[Profile, list[Device]]:
+    # The profile gives the sizes of features and weights. Its times are not used, since each device has its own.
     profile = Profile([layer.layer(boards[0], 0.0) for layer in network])
+    # A board has the fraction ``kept`` of its stage's weights on chip, taken as the same for all layers.
     devices = [
-        Device(f"board {index}", 1, [sum(layer.seconds(board, 1 - share)) for layer in network], board.memory_bytes)
-        for index, (board, share) in enumerate(zip(boards, kept, strict=True))
+        Device(f"board {index}", 1, [sum(layer.seconds(board, 1 - fraction)) for layer in network], board.memory_bytes)
+        for index, (board, fraction) in enumerate(zip(boards, kept, strict=True))
     ]
     return profile, devices
 
 
-def _parts(values: Sequence[float], positions: Sequence[float]) -> list[float]:
-    """Return the sums of values between positions, which may split a value."""
+def _stage_sums(values: Sequence[float], positions: Sequence[float]) -> list[float]:
+    """Return the sums of values between positions. A position between two integers splits a value in proportion."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     at = np.interp([0.0, *positions, float(len(values))], np.arange(len(sums)), sums)
     return [float(b - a) for a, b in pairwise(at)]
 
 
-def _kept(network: Sequence[FpgaConvolution], boards: Sequence[Machine], positions: Sequence[float]) -> list[float]:
+def _on_chip_fractions(
+    network: Sequence[FpgaConvolution], boards: Sequence[Machine], positions: Sequence[float]
+) -> list[float]:
     """Return the fraction of weights and gradients of each stage that fits on chip."""
-    held = _parts([2.0 * FP16_BYTES * layer.weights for layer in network], positions)
-    return [min(1.0, board.on_chip_bytes / nbytes) for board, nbytes in zip(boards, held, strict=True)]
+    stage_bytes = _stage_sums([2.0 * FP16_BYTES * layer.weights for layer in network], positions)
+    return [min(1.0, board.on_chip_bytes / nbytes) for board, nbytes in zip(boards, stage_bytes, strict=True)]
 
 
-def _simulated(
+def _simulated_times(
     network: Sequence[FpgaConvolution], boards: Sequence[Machine], kept: Sequence[float], positions: Sequence[float]
 ) -> dict[str, float]:
-    passes = [[layer.seconds(board, 1 - share) for layer in network] for board, share in zip(boards, kept, strict=True)]
+    """Return the simulated seconds of a mini-batch by each schedule, with the stages between ``positions``."""
+    passes = [
+        [layer.seconds(board, 1 - fraction) for layer in network] for board, fraction in zip(boards, kept, strict=True)
+    ]
+    # Each stage has the layer times of its own board.
     forward, backward = (
-        [_parts([both[way] for both in seconds], positions)[stage] for stage, seconds in enumerate(passes)]
+        [_stage_sums([both[way] for both in seconds], positions)[stage] for stage, seconds in enumerate(passes)]
         for way in (0, 1)
     )
     return {name: simulate(schedule(name, len(boards), BATCH), forward, backward).makespan for name in PIPELINES}

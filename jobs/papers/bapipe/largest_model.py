@@ -1,8 +1,8 @@
 """BaPipe's Table IV: the largest GNMT that data parallelism, PipeDream, GPipe and 1F1B-SNO train on a GPU.
 
-Memory holds the layer outputs of all micro-batches in flight, weights, gradients and Adam's state; PipeDream stores
-weights once per mini-batch in flight. PyTorch's own memory is not included, so the table is made twice: for all of the
-memory, and for as much as the paper's largest network on one GPU needs here.
+Memory holds the layer outputs of all micro-batches in flight, weights, gradients and Adam's state. PipeDream stores
+weights once per mini-batch in flight. PyTorch's own memory is not included, so the table is computed twice: for all of
+the memory, and for as much as the paper's largest network on one GPU needs here.
 
 Source: Zhao et al. 2020 (BaPipe), 4.2.2 ("32 per GPU", M = 2 N: micro-batches of 16).
 """
@@ -23,6 +23,7 @@ from distconv.perfmodel.stages.stage_costs import COSTS, PrefixSums, stages_betw
 from .networks import gnmt
 
 ADAM = 2
+"""Tensors of Adam's state per parameter: the first and the second moment."""
 
 TABLE_IV = {
     "DP": {1: 32, 2: 32, 4: 32, 8: 32},
@@ -44,7 +45,7 @@ def table_iv(machine: Machine) -> Rows:
 
 
 def rows_of(machine: Machine, memory: float, why: str, counts: Sequence[int] = (1, 2, 4, 8)) -> Rows:
-    """Return the rows of the table for GPUs with a memory limit.
+    """Print and return the rows of the table for GPUs with a memory limit.
 
     Parameters
     ----------
@@ -84,8 +85,10 @@ def _fits(layers: int, system: str, gpus: int, machine: Machine, memory: float) 
 
 def _bytes(layers: int, gpus: int, schedule: str, machine: Machine) -> float:
     """Return the peak bytes of a device with the best split points; 32 samples each, or 2 N micro-batches of 16."""
+    # 4.2.2: 32 samples per GPU, and twice as many micro-batches as stages. So 32 N samples in 2 N micro-batches of 16.
     parallel = schedule == PARALLEL or gpus == 1
     profile = gnmt(layers, 32 if parallel else 16, machine)
+    # The search minimizes memory as a fraction of the limit. With a limit of 1 byte the fraction is in bytes.
     setting = ExplorationContext(profile, machine, [Device("GPU", gpus, memory=1.0)], ADAM)
     stages = setting.pipeline_candidate(
         PARALLEL if parallel else schedule, gpus if parallel else 1, gpus if parallel else 2 * gpus
@@ -99,11 +102,10 @@ def _stashed_bytes(layers: int, gpus: int, machine: Machine) -> float:
     """Return the peak bytes of a device in PipeDream's partition, which depends on times only, with weight versions."""
     profile = gnmt(layers, 32, machine)
     bandwidth = machine.node.bandwidth_bytes_per_s
-    chosen, terms = (
-        partition(profile, gpus, bandwidth, "pipedream"),
-        PrefixSums(profile, gpus, bandwidth, COSTS["pipedream"]),
-    )
+    chosen = partition(profile, gpus, bandwidth, "pipedream")
+    terms = PrefixSums(profile, gpus, bandwidth, COSTS["pipedream"])
     stages = stages_between([0, *chosen.cuts, terms.size], [(count,) for count in chosen.replicas])
+    # stage_bytes has a copy of the weights for each mini-batch in flight. The optimizer's state exists once.
     return max(
         float(terms.stage_bytes(s.first, s.last, s.counts, s.onward))
         + ADAM * float(terms.sum_between(terms.parameters, s.first, s.last))
@@ -118,6 +120,7 @@ def _parameters(layers: int, machine: Machine) -> str:
 
 def largest(fits: Callable[[int], bool]) -> int:
     """Return the largest even number of layers that fits, if fewer always do."""
+    # Even, because GNMT-L has as many encoder as decoder layers. First double, then bisect.
     low, high = 2, 4
     while fits(high):
         low, high = high, 2 * high

@@ -23,8 +23,13 @@ from distconv.perfmodel.profiles.predicted_profile import predicted_profile
 
 IMAGE = (3, 224, 224)
 UNITS = 1024
+"""Size of the state of an LSTM layer and of an embedding."""
+
 TOKENS = 50
+"""Tokens of each sentence. This is an assumption."""
+
 VOCABULARY = 32320
+"""Words of each language. This is the number of the reference implementation, and not in the paper."""
 
 ProfileOf = Callable[[int], Profile]
 """Profile of a micro-batch with the given number of samples."""
@@ -32,6 +37,7 @@ ProfileOf = Callable[[int], Profile]
 
 def vgg16() -> nn.Module:
     """Return VGG-16 for 224 x 224 images and 1000 classes: 138.4 million parameters."""
+    # The model of distconv is for 32 x 32 images, with a smaller classifier. The features are the same.
     classifier = [nn.Flatten(), nn.Linear(512 * 7 * 7, 4096), nn.ReLU(inplace=True), nn.Dropout()]
     classifier += [nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4096, 1000)]
     return nn.Sequential(*vgg16_for_cifar().features, *classifier)
@@ -80,8 +86,9 @@ def gnmt(layers: int, samples: int, machine: Machine) -> Profile:
     network = _Recurrent(samples, machine.compute[0].roofline)
     source = network.embedding("source")
     for index in range(1, layers // 2 + 1):
-        sides = 2 if index == 1 else 1
-        source = network.lstm(f"encoder{index}", [source], inputs=2 if index == 2 else 1, directions=sides)
+        # The first layer is bidirectional, so the second one reads two states per token.
+        directions = 2 if index == 1 else 1
+        source = network.lstm(f"encoder{index}", [source], inputs=2 if index == 2 else 1, directions=directions)
     target = network.embedding("target")
     target = network.lstm("decoder1", [target], inputs=1)
     context = network.attention([source, target])
@@ -94,7 +101,9 @@ def gnmt(layers: int, samples: int, machine: Machine) -> Profile:
 class _Recurrent:
     """Builder of the layer profile of a recurrent network in float32.
 
-    Each method adds layers that read the named layers, and returns the name of the last one.
+    Each method adds layers that read the named layers, and returns the name of the last one. A backward pass takes
+    twice as long as a forward pass with weights (dL/dx and dL/dw), otherwise as long. ``inputs`` are in units of
+    ``UNITS``.
     """
 
     def __init__(self, samples: int, roofline: Roofline) -> None:
@@ -118,6 +127,7 @@ class _Recurrent:
     def embedding(self, name: str) -> str:
         """Add a lookup of a row for each token."""
         tokens = self.samples * TOKENS
+        # 8 bytes: reads and writes a float32.
         once = self.roofline.time(0.0, 8.0 * tokens * UNITS, float(tokens * UNITS))
         return self._add(
             f"{name}.embedding", [], forward=once, backward=once, units=UNITS, weights=float(VOCABULARY * UNITS)
@@ -125,12 +135,14 @@ class _Recurrent:
 
     def lstm(self, name: str, reads: list[str], inputs: int, directions: int = 1) -> str:
         """Add a layer: a product of all tokens with the input weights, then one per token with recurrent weights."""
+        # Four gates. Two layers in the profile, because a split point may lie between them.
         wide, tokens = 4 * UNITS, self.samples * TOKENS
         once = directions * self._product(tokens, inputs * UNITS, wide)
-        weights = directions * wide * (inputs * UNITS + 2)
+        weights = directions * wide * (inputs * UNITS + 2)  # torch's LSTM has two biases
         gates = self._add(
             f"{name}.input", reads, forward=once, backward=2 * once, units=directions * wide, weights=float(weights)
         )
+        # One small product per token, in order: its fixed cost counts TOKENS times.
         steps = directions * TOKENS * self._product(self.samples, UNITS, wide)
         return self._add(
             name,
@@ -145,6 +157,7 @@ class _Recurrent:
         """Add attention of each target token over all source tokens: projections, scores and weighted sum."""
         tokens = self.samples * TOKENS
         scores = 2.0 * self.samples * TOKENS * TOKENS * UNITS
+        # Scores and weighted sum have as many FLOP each. Together they read three tensors and write one.
         both = self.roofline.time(2 * scores, 16.0 * tokens * UNITS, float(tokens * UNITS))
         once = 2 * self._product(tokens, UNITS, UNITS) + both
         return self._add("attention", reads, forward=once, backward=2 * once, units=UNITS, weights=2.0 * UNITS * UNITS)

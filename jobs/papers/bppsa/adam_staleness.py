@@ -36,16 +36,18 @@ without details.
 """
 
 CUTS = (2, 4, 7)
-"""Layers after which stages begin. The paper does not state them."""
+"""Layers after which stages begin, counted from 1. The paper does not state them."""
 
 SEEDS = (0, 1, 2)
 SCHEDULES = {"baseline": "gpipe", "PipeDream": "pipedream"}
+"""Schedule of the simulated pipeline. ``gpipe`` on one stage is training without a pipeline."""
+
 PUBLISHED = (2.6, 1.9)
 """Points of top 1 and of top 5 that PipeDream loses."""
 
 
 def table(path: Path, iterations: int, batch: int, width: int) -> Rows:
-    """Print top 1 and top 5 of both from each seed, and what PipeDream loses seed by seed.
+    """Print the accuracies of both for each seed, and the mean loss of accuracy by PipeDream, paired by seed.
 
     Parameters
     ----------
@@ -70,6 +72,7 @@ def table(path: Path, iterations: int, batch: int, width: int) -> Rows:
         group = "test" if "test" in samples.groups else "train"
         held_out = list(islice(batches(samples, group, batch), max(1, len(samples.groups[group].labels) // batch)))
         for seed in SEEDS:
+            # A list, because both train on the same batches.
             data = list(islice(batches(samples, "train", batch, seed), iterations))
             scores = {}
             for name, schedule in SCHEDULES.items():
@@ -87,7 +90,7 @@ def table(path: Path, iterations: int, batch: int, width: int) -> Rows:
 
 
 def train(model: nn.Module, schedule: str, data: Sequence[Batch]) -> None:
-    """Train with the schedule's numbers of stages: four with stashed weights, or one.
+    """Train with the schedule's number of stages: four with stashed weights (PipeDream), or one.
 
     Parameters
     ----------
@@ -104,6 +107,7 @@ def train(model: nn.Module, schedule: str, data: Sequence[Batch]) -> None:
         for optimizer in filter(None, pipe.optimizers):
             set_learning_rate(optimizer, RATE * 0.1 ** sum(iteration >= fall * len(data) for fall in FALLS))
         pipe.step(images, labels)
+    # Otherwise the last mini-batches would not update the first stages.
     pipe.drain()
 
 

@@ -42,7 +42,10 @@ examples:
 NEEDED = {"figure-6": "data", "figure-12": "data", "figure-13": "sounds"}
 """Parts that require data, and the option that names the data."""
 PARTS = ("table-1", "figure-10", "ranks", *epochs.TABLES, *NEEDED)
+"""Names of all parts, in the order in which they are printed by default."""
+
 CASES = [(1000, 20, 1), (1000, 20, 16), (30000, 20, 1), (30000, 20, 16), (30000, 128, 16)]
+"""Steps, width and batch of each row of the part ``ranks``: the paper's RNN (4.1), and a wider one."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,9 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--prune",
-        type=_share,
+        type=_fraction,
         default=0.97,
-        metavar="SHARE",
+        metavar="FRACTION",
         help="pruned fraction of the weights, in figure-10 (default: %(default)s)",
     )
     parser.add_argument(
@@ -112,15 +115,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _part(text: str) -> str:
     if text not in PARTS:
-        raise argparse.ArgumentTypeError(f"there is no part {text!r}; choose from {', '.join(PARTS)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid part. Use one of {', '.join(PARTS)}.")
     return text
 
 
-def _share(text: str) -> float:
-    share = float(text)
-    if not 0 <= share < 1:
+def _fraction(text: str) -> float:
+    fraction = float(text)
+    if not 0 <= fraction < 1:
         raise argparse.ArgumentTypeError(f"{text} is not in [0, 1)")
-    return share
+    return fraction
 
 
 def run(options: argparse.Namespace) -> int:
@@ -133,7 +136,7 @@ def run(options: argparse.Namespace) -> int:
     """
     for part, option in NEEDED.items():
         if part in options.parts and getattr(options, option) is None:
-            raise DataError(f"{part} needs --{option}, a folder or file of samples")
+            raise DataError(f"{part}: no data given. Name a folder or file of samples with --{option}.")
     device = torch.device(select_device(options.device, MPI.COMM_WORLD))
     print_tables(lambda: _tables(options, device), options.json)
     return 0
@@ -141,6 +144,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _tables(options: argparse.Namespace, device: torch.device) -> dict[str, Rows]:
     parts = options.parts or [x for x in PARTS if x not in NEEDED or getattr(options, NEEDED[x]) is not None]
+    # With data, figure 10 prunes a trained network. Otherwise it prunes random weights.
     recipe = None
     if options.data is not None:
         rate = options.rate or pruned_vgg.RATE

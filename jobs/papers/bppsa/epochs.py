@@ -23,7 +23,10 @@ from distconv.jobs.sequence.trainer import LAYERS, SequenceNetwork
 from distconv.jobs.timing import CPU, time_interleaved, timed_variants
 
 HIDDEN, CLASSES = 20, 10
+"""Size of the hidden state (4.1, 4.2), and number of classes (4.1)."""
+
 RATES = {"rnn": 1e-5, "gru": 3e-4}
+"""Learning rate of Adam by layer (4.1, 4.2)."""
 BITSTREAMS, IRMAS = 32_000, 6_705
 """Samples of an epoch. For IRMAS, the paper does not state the number; this is the size of the training set."""
 
@@ -49,13 +52,17 @@ class EpochSetting:
 
     name: str
     model: str
+    """Recurrent layer, ``"rnn"`` or ``"gru"``."""
     steps: int
+    """Time steps of a sequence."""
     batch: int
     values: int
+    """Input values of a time step."""
     published: tuple[float, float, float, float]
 
 
 def _rnn(steps: int, batch: int, forward: float, baseline: float, scan: float) -> EpochSetting:
+    # Tables 4 and 5 have no column for the forward pass with the scan's overhead, so the forward pass alone is used.
     return EpochSetting(f"T={steps} B={batch}", "rnn", steps, batch, 1, (forward, baseline, forward, scan))
 
 
@@ -136,9 +143,11 @@ def _row(setting: EpochSetting, device: torch.device) -> dict[str, object]:
     actions = {column: step_of(setting, method, device, back=back) for column, (method, back) in COLUMNS.items()}
     if device.type == "cuda":
         actions |= {name: step_of(setting, COLUMNS[of][0], device, graph=True) for name, of in GRAPHS.items()}
+    # Fewer rounds of longer steps, so that all rows take about the same time.
     rounds = max(3, min(50, 10**5 // (setting.steps * setting.batch)))
     times = time_interleaved(MPI.COMM_SELF, timed_variants(actions, device), rounds)
-    seconds = {column: epoch * min(turns) for column, turns in times.items()}
+    # The shortest of all: anything else that runs on the machine can only make a step longer.
+    seconds = {column: epoch * min(step_times) for column, step_times in times.items()}
     ours = ratios(*(seconds[column] for column in ("FP", "baseline", "FP, scan", "BPPSA")))
     theirs = ratios(*setting.published)
     shown = "".join(f"{value:>12.2f}" for value in seconds.values())
@@ -172,6 +181,7 @@ def ratios(forward: float, baseline: float, scan_forward: float, scan: float) ->
     >>> ratios(1.66, 3.71, 2.1, 2.94)
     (1.2619047619047619, 2.4404761904761907)
     """
+    # Backward passes by subtraction, as in appendix G.
     backward = scan - scan_forward
     return baseline / scan, (baseline - forward) / backward if backward > 0 else float("nan")
 
@@ -201,6 +211,7 @@ def step_of(
     model: nn.Module = SequenceNetwork(layer, CLASSES).to(device)
     optimizer = torch.optim.Adam(model.parameters(), RATES[setting.model])
     x = torch.randn(setting.batch, setting.steps, setting.values + 1, device=device)
+    # The last channel of SequenceNetwork's input marks the last step of each sequence.
     x[..., -1] = torch.arange(setting.steps, device=device) == setting.steps - 1
     labels = torch.randint(CLASSES, (setting.batch,), device=device)
 
@@ -211,10 +222,11 @@ def step_of(
             loss.backward()
         return loss.detach()
 
-    take = _recorded(gradients) if graph else gradients
+    # The optimizer's step is not recorded: the paper's method changes the passes only.
+    compute_gradients = _recorded(gradients) if graph else gradients
 
     def step() -> object:
-        loss = take()
+        loss = compute_gradients()
         if back:
             optimizer.step()
         return loss
@@ -224,16 +236,16 @@ def step_of(
 
 def _recorded(action: Callable[[], object]) -> Callable[[], object]:
     """Record an action as a CUDA graph, after warm-up on another stream, as torch requires."""
-    ratio_columns = torch.cuda.Stream()
-    ratio_columns.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(ratio_columns):
+    side_stream = torch.cuda.Stream()
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side_stream):
         for _ in range(WARM_UP):
             action()
-    torch.cuda.current_stream().wait_stream(ratio_columns)
+    torch.cuda.current_stream().wait_stream(side_stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
+        # The graph reads the tensors that the action refers to, at their addresses. So the action is kept as well.
         held = action(), action
-    # The graph reads the tensors that the action refers to.
 
     def replay() -> object:
         graph.replay()

@@ -1,8 +1,8 @@
 """Figure 10: FLOP of each step of a scan over the layers of a pruned VGG-11, and of each operator of BP.
 
-The scan is computed (in float32, for one sample), and its products are counted. With data, the network is trained,
-pruned, and trained again while the pruned weights stay zero, and the sample is a test image. Without data, the smallest
-initial weights of each layer are pruned. Training changes which weights are pruned, but not their number.
+The scan is computed in float32 for one sample, and the FLOP of its products are recorded. With data, the network is
+trained, pruned, and trained again while the pruned weights stay zero, and the sample is a test image. Without data, the
+smallest initial weights of each layer are pruned. Training changes which weights are pruned, but not their number.
 
 Source: BPPSA, 4.3, 5.3 and figure 10; See, Luong and Manning 2016 for pruning by magnitude, the same in each layer.
 """
@@ -35,7 +35,10 @@ RATE = 0.01
 """Learning rate of SGD with momentum, before and after pruning. It is not from the paper."""
 
 DEPTH = 2
-"""Levels of the up-sweep, L0 to L2; downwards as many, after the linear part."""
+"""Levels of the up-sweep (5.3). The paper calls them L0 to L2, where L0 is the input.
+
+The down-sweep after the linear part has as many levels.
+"""
 
 
 @dataclass(frozen=True)
@@ -91,8 +94,8 @@ def retrained(recipe: PrunedVggRecipe, share: float, width: int) -> tuple[nn.Seq
     with closing(ImageSamples(recipe.data, MPI.COMM_SELF)) as samples:
         model = vgg11(width, samples.extents[0], samples.classes)
         group = "test" if "test" in samples.groups else "train"
-        whole = len(samples.groups[group].labels) // recipe.batch
-        held_out = list(islice(batches(samples, group, recipe.batch), max(1, whole)))
+        full_batches = len(samples.groups[group].labels) // recipe.batch
+        held_out = list(islice(batches(samples, group, recipe.batch), max(1, full_batches)))
         data = batches(samples, "train", recipe.batch)
         fit(model, islice(data, recipe.iterations), recipe.rate, {})
         accuracies = [accuracy(model, held_out)]
@@ -146,8 +149,8 @@ def accuracy(model: nn.Module, data: Sequence[Batch]) -> float:
     float
     """
     model.eval()
-    right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in data)
-    return right / sum(len(labels) for _, labels in data)
+    correct = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in data)
+    return correct / sum(len(labels) for _, labels in data)
 
 
 @torch.no_grad()
@@ -182,10 +185,12 @@ def chain(features: nn.Sequential, x: torch.Tensor, *, of_sample: bool) -> list[
 
 
 def _without_zeros(jacobian: SparseJacobian) -> SparseJacobian:
+    """Return the Jacobian of one sample with a pattern that has its non-zeros only."""
     pattern, values = jacobian.pattern, jacobian.values[0]
-    there = values != 0
-    kept, order = Pattern.from_positions(pattern.rows[there], pattern.col[there], pattern.shape)
-    return SparseJacobian(kept, values[there][order][None])
+    is_kept = values != 0
+    # ``order`` is the order in which the new pattern stores the values.
+    kept, order = Pattern.from_positions(pattern.rows[is_kept], pattern.col[is_kept], pattern.shape)
+    return SparseJacobian(kept, values[is_kept][order][None])
 
 
 def _windows(layer: nn.Conv2d, x: torch.Tensor) -> Windows:
@@ -210,8 +215,8 @@ def baseline_flops(features: nn.Sequential, x: torch.Tensor) -> list[int]:
         y = layer(x)
         if isinstance(layer, nn.Conv2d):
             # Pairs of an output and an input position within the image: products with the padding do not count.
-            places = len(_windows(layer, x).pairs()[0])
-            flops.append(2 * places * layer.in_channels * layer.out_channels // layer.groups)
+            position_pairs = len(_windows(layer, x).pairs()[0])
+            flops.append(2 * position_pairs * layer.in_channels * layer.out_channels // layer.groups)
         else:
             flops.append(x.numel() + y.numel())
         x = y
@@ -257,21 +262,23 @@ def table(share: float, width: int = 64, seed: int = 0, recipe: PrunedVggRecipe 
         jacobians = chain(features, x, of_sample=of_sample)
         for method, depth in (("linear", 0), ("truncated", DEPTH)):
             with recorded() as steps:
+                # The gradient's values do not matter: patterns determine the FLOP. Depth 0 is a linear scan.
                 backpropagate(torch.ones(1, jacobians[0].shape[2]), jacobians, "truncated", depth=depth)
-            rows += _print_steps(f"{zeros:<14}{method:<11}", steps)
+            rows += _print_levels(f"{zeros:<14}{method:<11}", steps)
     rows += [_print(f"{'none':<14}{'BP':<11}", "all", len(bp), (max(bp), sum(bp), sum(bp)))]
     return rows
 
 
-def _print_steps(name: str, steps: Sequence[Step]) -> Rows:
+def _print_levels(name: str, steps: Sequence[Step]) -> Rows:
     path = critical_path(steps)
     rows: Rows = []
     for key in dict.fromkeys((step.phase, step.level, step.kind) for step in steps):
-        of, on_path = ([s for s in taken_steps if (s.phase, s.level, s.kind) == key] for taken_steps in (steps, path))
-        largest = max(step.flops for step in of)
-        rows.append(_print(name, f"{key[0]:<12}{key[1]:>6}{key[2]:>6}", _count(of), (largest, _sum(of), _sum(on_path))))
+        here, on_path = ([s for s in taken_steps if (s.phase, s.level, s.kind) == key] for taken_steps in (steps, path))
+        largest = max(step.flops for step in here)
+        flops = largest, _total_flops(here), _total_flops(on_path)
+        rows.append(_print(name, f"{key[0]:<12}{key[1]:>6}{key[2]:>6}", _product_count(here), flops))
     largest = max(step.flops for step in steps)
-    return [*rows, _print(name, "all", _count(steps), (largest, _sum(steps), _sum(path)))]
+    return [*rows, _print(name, "all", _product_count(steps), (largest, _total_flops(steps), _total_flops(path)))]
 
 
 def _print(name: str, where: str, count: int, flops: tuple[int, int, int]) -> dict[str, object]:
@@ -280,9 +287,9 @@ def _print(name: str, where: str, count: int, flops: tuple[int, int, int]) -> di
     return row | dict(zip(("largest", "total", "critical"), flops, strict=True))
 
 
-def _count(steps: Sequence[Step]) -> int:
+def _product_count(steps: Sequence[Step]) -> int:
     return sum(step.count for step in steps)
 
 
-def _sum(steps: Sequence[Step]) -> int:
+def _total_flops(steps: Sequence[Step]) -> int:
     return sum(step.flops * step.count for step in steps)

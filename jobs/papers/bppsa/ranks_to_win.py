@@ -1,9 +1,9 @@
-"""Number of ranks from which on a scan over a recurrence would win, predicted from machine files (critical path, 3.6).
+"""Number of ranks from which a scan over a recurrence is faster, predicted from machine files (critical path, 3.6).
 
 Three algorithms are compared:
 
-- sequential products on one rank, with a call for each;
-- the same, compiled, so that only arithmetic and memory count (one fixed time in total);
+- sequential products on one rank, each of which is a kernel with its fixed cost;
+- the same products, compiled into one kernel with one fixed cost;
 - the best scan over p ranks, each of which has a block of the steps.
 """
 
@@ -18,12 +18,14 @@ from distconv.kernels.scan import SPEEDS, Problem, Size, Speed, predict
 from distconv.perfmodel.machine.machine import Machine
 
 MOST_RANKS = 4096
+"""Maximum number of ranks that is considered."""
 
 
 def speed_of(machine: Machine) -> Speed:
     """Return the speed of a rank: float32, messages over the network, sparse products at the speed of memory."""
     roofline = machine.computing(1).roofline
-    sparse = roofline.bytes_per_s / 16  # for 2 FLOP: two indices and two values
+    # 2 FLOP read two indices and two values, counted as 8 bytes each. Dense recurrences do not depend on this rate.
+    sparse = roofline.bytes_per_s / 16
     link = machine.network
     return Speed(
         roofline.kernel_s,
@@ -37,7 +39,7 @@ def speed_of(machine: Machine) -> Speed:
 
 
 def recurrence(steps: int, width: int, batch: int, ranks: int) -> Problem:
-    """Return a recurrence of dense Jacobians with blocks of them on each rank.
+    """Return a recurrence of dense Jacobians, of which each rank has a block.
 
     Parameters
     ----------
@@ -76,7 +78,8 @@ def first_to_win(steps: int, width: int, batch: int, speed: Speed, against_s: fl
     Returns
     -------
     (int or None, float)
-        Number of ranks, or None, and the shortest time of all numbers of ranks in seconds.
+        Number of ranks, or None if no number is fast enough; and the shortest time over all numbers of ranks, in
+        seconds.
     """
     best, first, ranks = float("inf"), None, 1
     while ranks <= min(MOST_RANKS, steps):
@@ -111,6 +114,7 @@ def table(machines: Sequence[str], cases: Sequence[tuple[int, int, int]]) -> Row
         for steps, width, batch in cases:
             alone = recurrence(steps, width, batch, 1)
             calls_s = predict(alone, speed).times_s["linear"]
+            # One call instead of one for each product.
             compiled_s = speed.call_s + predict(alone, replace(speed, call_s=0.0)).times_s["linear"]
             over_calls, best_s = first_to_win(steps, width, batch, speed, calls_s)
             over_compiled, _ = first_to_win(steps, width, batch, speed, compiled_s)

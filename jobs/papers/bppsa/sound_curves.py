@@ -25,11 +25,15 @@ from distconv.layers.recurrent import ScanGRU
 from .epochs import HIDDEN, RATES
 
 BATCH = 16
+# Two channels of a sound have their own coefficients, without the first: (20 - 1) x 2 = 38 values in S, as in Table 3.
 SETS = {
     name: CoefficientRecipe(coefficients, window / 44.1, hop / 44.1, stereo=True)
     for name, coefficients, window, hop in (("S", 20, 4096, 512), ("M", 13, 2048, 256), ("L", 7, 1024, 128))
 }
+"""Settings of Table 3, by name."""
+
 METHODS = {"BP": "autograd", "BPPSA": "blelloch", "auto": "auto"}
+"""Backward algorithm of the recurrent layer, by the name of the column."""
 
 Curve = list[tuple[float, float]]
 """Seconds of training so far, and the mean loss of the epoch that ends there."""
@@ -51,13 +55,14 @@ def table(path: Path, epochs: int) -> Rows:
     """
     rows: Rows = []
     for name, recipe in SETS.items():
+        # ``length`` has no effect: it is for generated bitstreams.
         samples = SequenceSamples(path, MPI.COMM_SELF, length=1, recipe=recipe)
         frames = max(len(samples.groups["train"][i]) for i in range(len(samples.groups["train"].labels)))
         print(
             f"\nFigure 13, {name}: {path.name}, up to {frames} x {samples.channels} values, batches of {BATCH}, float32"
         )
         print(f"{'epoch':>5}" + "".join(f"{f'{method} loss':>14}{'s':>8}" for method in METHODS))
-        curves = {method: curve(samples, way, epochs) for method, way in METHODS.items()}
+        curves = {name: curve(samples, method, epochs) for name, method in METHODS.items()}
         for epoch, points in enumerate(zip(*curves.values(), strict=True), 1):
             print(f"{epoch:>5}" + "".join(f"{loss:>14.6f}{seconds:>8.1f}" for seconds, loss in points))
         rows.append({"set": name, "frames": frames, "values": samples.channels, "curves": curves})

@@ -23,19 +23,26 @@ from distconv.layers.models.lenet import LeNet5
 from distconv.layers.scan import ScanSequential
 
 RATE, MOMENTUM = 0.001, 0.9
+"""Learning rate and momentum of SGD (3.5)."""
+
 DEPTH = 1
+"""Levels of the up-sweep of the truncated scan. The paper does not state them for LeNet-5."""
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+"""Images (N, C, H, W), and labels (N)."""
 
 
 def chain(model: LeNet5) -> list[nn.Module]:
-    """Return the layers of LeNet-5 for 32 x 32 in a row; they share the model's parameters."""
+    """Return the layers of LeNet-5 for 32 x 32 images in order, as ScanSequential requires.
+
+    They share the parameters of ``model``, so its optimizer updates them.
+    """
     maps = [layer for c in (model.c1, model.c3, model.c5) for layer in (c, nn.Tanh(), nn.AvgPool2d(2))]
     return [*maps, nn.Flatten(), model.f6, nn.Tanh(), model.output]
 
 
 def table(path: Path, iterations: int, batch: int, rate: float = RATE) -> Rows:
-    """Print the training loss of both after each iteration, and at the end the test loss.
+    """Print the training losses by autograd and by scan at some iterations, and at the end the test losses.
 
     Parameters
     ----------
@@ -51,6 +58,7 @@ def table(path: Path, iterations: int, batch: int, rate: float = RATE) -> Rows:
     Returns
     -------
     list of dict
+        A row for each iteration, and a last one whose ``iteration`` is ``"test"``.
     """
     print(f"\nFigure 6, LeNet-5 on {path}, batches of {batch}, SGD {rate:g}, momentum {MOMENTUM}, float32", flush=True)
     samples = ImageSamples(path, MPI.COMM_SELF)
@@ -71,7 +79,7 @@ def table(path: Path, iterations: int, batch: int, rate: float = RATE) -> Rows:
 
 
 def train(samples: ImageSamples, iterations: int, batch: int, rate: float, *, scan: bool) -> tuple[list[float], float]:
-    """Train and measure forward and backward.
+    """Train, and measure the time of the forward and backward passes.
 
     Parameters
     ----------
@@ -83,14 +91,15 @@ def train(samples: ImageSamples, iterations: int, batch: int, rate: float, *, sc
     rate : float
         Learning rate.
     scan : bool
-        True uses the scan. Otherwise BP.
+        True uses the scan for the backward passes. Otherwise autograd computes them.
 
     Returns
     -------
     (list of float, float)
         Training losses, followed by the loss of a batch of test images (or training images without them), and
-        seconds.
+        the seconds of the forward and backward passes.
     """
+    # Before the model is built: both ways begin with the same weights.
     torch.manual_seed(0)
     model = LeNet5(in_channels=samples.extents[0], classes=samples.classes)
     run: nn.Module = ScanSequential(*chain(model), method="truncated", depth=DEPTH) if scan else model
@@ -111,7 +120,7 @@ def train(samples: ImageSamples, iterations: int, batch: int, rate: float, *, sc
 
 
 def batches(samples: ImageSamples, group: str, batch: int, seed: int = 0) -> Iterator[Batch]:
-    """Yield images and labels of a group without end, in an order that depends on the seed.
+    """Yield images and labels of a group endlessly, in an order that depends on the seed only.
 
     Parameters
     ----------
@@ -130,12 +139,12 @@ def batches(samples: ImageSamples, group: str, batch: int, seed: int = 0) -> Ite
     Raises
     ------
     DataError
-        If there are not as many images as a batch has.
+        If the group has fewer images than a batch.
     """
-    there = len(samples.groups[group].labels)
-    if there < batch:
+    available = len(samples.groups[group].labels)
+    if available < batch:
         raise DataError(
-            f"--batch {batch}: there are {there} images in the group {group}; take a batch of so many at most"
+            f"--batch {batch}: the group {group!r} has only {available} images. Use a batch of at most {available}."
         )
     loader = samples.loader(group, ProcessGrid(samples.comm), batch, seed=seed, shuffle=True, drop_last=True)
     for epoch in count():

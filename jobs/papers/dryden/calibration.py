@@ -1,8 +1,8 @@
-"""Constants of a machine, fitted to measured step times; and Amdahl's law, fitted to the same as a yardstick.
+"""Constants of a machine, fitted to measured step times; and Amdahl's law, fitted to the same times for comparison.
 
 Some constants cannot be taken from data sheets: programs do not reach peak rates, and data sheets do not state the
 latencies of messages between GPUs. The fit starts from the data sheets, stays within physical bounds, and minimizes the
-differences of predicted and measured step times and speed-ups.
+differences between predicted and measured step times and speed-ups.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from distconv.perfmodel.machine.machine import Machine
 Array = npt.NDArray[np.float64]
 
 Predict = Callable[[Machine, PublishedTime], float]
-"""Seconds of a training step."""
+"""Returns the seconds of the training step of a published cell on a machine."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,12 @@ class FittedConstant:
     """A constant that may be fitted."""
 
     name: str
+    """A key of :func:`constants_of`."""
     unit: str
     sheet: float
     """Value in the data sheets, in ``unit``, where the fit starts."""
     low: float
+    """Lower bound of the fit. It is above zero, because the fit is over logarithms."""
     high: float
     source: str
     """Source of ``sheet``, as the page states it."""
@@ -64,7 +66,11 @@ LASSEN = (
 
 
 def constants_of(machine: Machine) -> dict[str, float]:
-    """Return the machine's values of all constants that can be fitted."""
+    """Return the machine's values of all constants that can be fitted, by name.
+
+    Only the first entry of ``machine.compute`` counts. ``"small"`` is the number of elements that fill a GPU, and
+    ``"collective step"`` the seconds of one step of an all-reduce over the network.
+    """
     roofline = machine.compute[0].roofline
     return {
         "flops": roofline.flops_per_s,
@@ -156,6 +162,7 @@ def calibrate(
     """
 
     def at(point: Array) -> Machine:
+        # Logarithms, because the constants differ by 18 orders of magnitude, and a relative change of each matters.
         values = np.exp(point)
         return with_constants(machine, {c.name: float(v) for c, v in zip(constants, values, strict=True)})
 
@@ -163,7 +170,8 @@ def calibrate(
         lambda point: _residuals(at(point), cells, predict),
         np.log([constant.sheet for constant in constants]),
         bounds=(np.log([c.low for c in constants]), np.log([c.high for c in constants])),
-        diff_step=1e-3,  # wide enough to look across kinks, where another algorithm becomes the cheapest
+        # The predictions have kinks, where another algorithm becomes the cheapest. A wider step looks across them.
+        diff_step=1e-3,
         ftol=1e-3,
         xtol=1e-4,
     )
@@ -171,6 +179,7 @@ def calibrate(
 
 
 def _residuals(machine: Machine, cells: Sequence[PublishedTime], predict: Predict) -> Array:
+    # Speed-ups in addition to times, because the page compares speed-ups. An error common to a row cancels in them.
     times = {cell: np.log(predict(machine, cell) / cell.time_s) for cell in cells}
     base = {(cell.table, cell.samples): time for cell, time in times.items() if cell.is_base}
     speedups = [base[cell.table, cell.samples] - time for cell, time in times.items() if not cell.is_base]
@@ -201,10 +210,10 @@ def amdahl(serial: float, group: int, base_group: int = 1) -> float:
     >>> amdahl(0.0, 16, 2), amdahl(1.0, 16, 2), round(amdahl(0.1, 4), 3)
     (8.0, 1.0, 3.077)
     """
-    return _over_one(serial, group) / _over_one(serial, base_group)
+    return _speedup_over_one(serial, group) / _speedup_over_one(serial, base_group)
 
 
-def _over_one(serial: float, group: int) -> float:
+def _speedup_over_one(serial: float, group: int) -> float:
     return 1 / (serial + (1 - serial) / group)
 
 

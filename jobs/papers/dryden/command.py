@@ -33,6 +33,7 @@ examples:
 
 
 LAYERS = "VI-A"
+"""Name of the single layers in ``--tables``."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +57,7 @@ def _tables(options: argparse.Namespace) -> None:
     if options.out is not None:
         raise DistconvError("--out: writes the full page. Remove --tables.")
     machine = Machine.load("lassen")
+    # The stored constants are those that the fit finds. The fit itself would take minutes.
     print("constants of lassen.yaml, which --out fits again; published / data sheets / these constants", flush=True)
     for table in (table for table in TABLES if table.name in options.tables):
         results = PredictedTimes.of(machine, table.cells, fit=False)
@@ -68,9 +70,11 @@ def _tables(options: argparse.Namespace) -> None:
 def _page(path: Path | None) -> None:
     if path is not None:
         check_writable("--out", path)
-    _say("fitting five constants and predicting 89 cells: one to two minutes of about four; --tables I takes seconds")
+    _print_progress(
+        "fitting five constants and predicting 89 cells: one to two minutes of about four; --tables I takes seconds"
+    )
     results = PredictedTimes.of(Machine.load("lassen"))
-    _say("writing the page; its last section fits other choices, which takes the rest of the time")
+    _print_progress("writing the page; its last section fits other choices, which takes the rest of the time")
     text = page(results)
     if path is not None:
         write_file(path, text)
@@ -78,5 +82,6 @@ def _page(path: Path | None) -> None:
         print(text, end="")
 
 
-def _say(text: str) -> None:
+def _print_progress(text: str) -> None:
+    # To stderr, because the page itself may go to stdout.
     print(text, file=sys.stderr, flush=True)

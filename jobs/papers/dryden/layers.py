@@ -18,9 +18,11 @@ from distconv.perfmodel.machine.machine import Machine
 from distconv.plan import format_parts
 
 Grid = Mapping[str, int]
+"""Number of ranks by axis of the process grid."""
 
 SQUARES: Mapping[int, Grid] = {2: {"h": 2}, 4: {"h": 2, "w": 2}, 8: {"h": 4, "w": 2}, 16: {"h": 4, "w": 4}}
 SLABS: Mapping[int, Grid] = {gpus: {"h": gpus} for gpus in SQUARES}
+"""Nearly square grids and slabs by number of GPUs. VI-A does not state its grids, so the page has both."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,11 @@ class MeasuredLayer:
 
 RECALLED = "recalled from Figure 3, not in the text"
 OURS = "our mesh2k"
+"""Sources of sizes, as the page prints them."""
+
 CONV1, CONV1_1, CONV6_1 = PrintedRatio(1.35, 8), PrintedRatio(14.8, 16), PrintedRatio(1.4, None)
 
+# Layers of the 2K mesh network are listed twice, with two assumptions on the sizes that the text does not print.
 LAYERS = (
     MeasuredLayer("conv1", PaperLayer(3, 224, 64, 7, stride=2), "ResNet-50", CONV1),
     MeasuredLayer("res3b_branch2a", PaperLayer(512, 28, 128, 1), "ResNet-50"),
@@ -67,6 +72,7 @@ def speedups(machine: Machine, layer: PaperLayer, grid: Grid) -> tuple[float, fl
     """
     alone = predict_times(layer, 1, {}, 1, machine)
     split = predict_times(layer, 1, grid, math.prod(grid.values()), machine)
+    # The ratio of the sums, not the mean of the ratios: the paper's numbers are for "forward and backpropagation".
     both = sum(alone.values()) / sum(split.values())
     return alone["FP"] / split["FP"], alone["BP"] / split["BP"], both
 

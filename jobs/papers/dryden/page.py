@@ -31,6 +31,7 @@ from distconv.plan import format_parts
 OFF = 0.1
 """Held-out cells with a larger error than this are listed with a reason."""
 
+# Two other families of grids, for the section on other choices.
 NEAR_SQUARE: Grids = {**GRIDS, 16: {"h": 4, "w": 4}}
 SLABS: Grids = {group: {"h": group} if group > 1 else {} for group in GRIDS}
 
@@ -83,19 +84,21 @@ has a physical reason, but the cells are held out from the fit only. Other choic
 
 def page(results: PredictedTimes) -> str:
     """Return the complete page."""
-    parts = _head(results), layer_section(results.fitted.machine), tables(results), _errors(results)
-    return "\n".join(line for part in (*parts, _worst(results), _forms(results)) for line in part) + "\n"
+    parts = _preface(results), layer_section(results.fitted.machine), tables(results), _mean_error_table(results)
+    return (
+        "\n".join(line for part in (*parts, _listed_errors(results), _other_choices(results)) for line in part) + "\n"
+    )
 
 
 def _row(*entries: object) -> str:
     return f"| {' | '.join(map(str, entries))} |"
 
 
-def _grid(*head: str) -> list[str]:
+def _table_head(*head: str) -> list[str]:
     return [_row(*head), "|" + "---|" * len(head)]
 
 
-def _head(results: PredictedTimes) -> Iterator[str]:
+def _preface(results: PredictedTimes) -> Iterator[str]:
     yield from (
         "# The paper's tables, predicted",
         "",
@@ -117,7 +120,7 @@ def _head(results: PredictedTimes) -> Iterator[str]:
         "",
         "## Constants",
         "",
-        *_grid("constant", "data sheet", "source", "bounds of the fit", "calibrated"),
+        *_table_head("constant", "data sheet", "source", "bounds of the fit", "calibrated"),
     )
     fitted = constants_of(results.fitted.machine)
     for constant in LASSEN:
@@ -152,6 +155,7 @@ def _caveats(results: PredictedTimes) -> list[str]:
 
 
 def _at_bound(constant: FittedConstant, value: float) -> str:
+    # Within 1 %, because the solver keeps its points strictly inside the bounds.
     ends = (end for end in (constant.low, constant.high) if abs(value / end - 1) < 0.01)
     return " (at its bound)" if any(ends) else ""
 
@@ -190,7 +194,7 @@ def tables(results: PredictedTimes, chosen: Sequence[Table] = TABLES) -> Iterato
 
 
 def _cells(table: Table, groups: Sequence[int], text: Callable[[PublishedTime], str]) -> Iterator[str]:
-    yield from _grid("N", *(f"{group} GPU{'s' if group > 1 else ''}" for group in groups))
+    yield from _table_head("N", *(f"{group} GPU{'s' if group > 1 else ''}" for group in groups))
     by_size = {(cell.samples, cell.group): cell for cell in table.cells}
     for samples in table.times_s:
         row = (by_size.get((samples, group)) for group in groups)
@@ -210,10 +214,10 @@ def _time(results: PredictedTimes, cell: PublishedTime) -> str:
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-def _errors(results: PredictedTimes) -> Iterator[str]:
+def _mean_error_table(results: PredictedTimes) -> Iterator[str]:
     yield from ("## Mean absolute error of held-out speed-ups", "")
     cells = [f"{t.name} ({len(held_out(t.name))} cells)" for t in TABLES]
-    yield from _grid("prediction", *cells, f"all ({len(held_out())})")
+    yield from _table_head("prediction", *cells, f"all ({len(held_out())})")
     serial, best = results.amdahl_serial, results.amdahl_serial_best
     for name, error in (
         ("data sheets", results.sheets.error),
@@ -248,10 +252,10 @@ def _mean_errors(error: Callable[[PublishedTime], float]) -> list[str]:
     return [f"{mean_error(error, held_out(name)):.1%}" for name in (*(t.name for t in TABLES), None)]
 
 
-def _worst(results: PredictedTimes) -> Iterator[str]:
+def _listed_errors(results: PredictedTimes) -> Iterator[str]:
     error = results.fitted.error
     yield from ("## Largest errors and their causes", "", f"All held-out cells with an error above {OFF:.0%}:", "")
-    yield from _grid("table", "N", "GPUs per group", "published", "calibrated", "error", "because of")
+    yield from _table_head("table", "N", "GPUs per group", "published", "calibrated", "error", "because of")
     for cell in sorted(held_out(), key=lambda cell: -abs(error(cell))):
         if abs(error(cell)) > OFF:
             figures = f"{cell.speedup:.2f}", f"{results.fitted.speedup(cell):.2f}", f"{error(cell):+.0%}"
@@ -259,7 +263,9 @@ def _worst(results: PredictedTimes) -> Iterator[str]:
     yield from ("", WHY)
     yield from _latencies(results.fitted.machine)
     yield from ("", "Parts of the predicted time in ms; halos and allreduces before overlap:", "")
-    yield from _grid(*"table, N, GPUs per group, computation, halos, allreduces, hidden, step, published".split(", "))
+    yield from _table_head(
+        *"table, N, GPUs per group, computation, halos, allreduces, hidden, step, published".split(", ")
+    )
     for table in TABLES:
         for samples in (min(table.times_s), max(n for n, t in table.times_s.items() if len(t) == len(table.groups))):
             for cell in (c for c in table.cells if c.samples == samples):
@@ -268,6 +274,7 @@ def _worst(results: PredictedTimes) -> Iterator[str]:
 
 
 def _reason(cell: PublishedTime, error: float) -> str:
+    # The paragraphs of WHY, by their headings.
     if error > 0:
         return "small domains"
     return "allreduces" if cell.table == "III" or cell.group == 16 else "baseline"
@@ -275,7 +282,7 @@ def _reason(cell: PublishedTime, error: float) -> str:
 
 def _latencies(fitted: Machine) -> Iterator[str]:
     yield from ("Mean absolute error of held-out cells with the calibrated constants, except one:", "")
-    yield from _grid("collective step", *(table.name for table in TABLES), "all")
+    yield from _table_head("collective step", *(table.name for table in TABLES), "all")
     for part in (1.0, 0.5, 0.25, 0.125):
         step_s = part * constants_of(fitted)["collective step"]
         other = with_constants(fitted, {"collective step": step_s})
@@ -294,33 +301,33 @@ def _spent(machine: Machine, cell: PublishedTime) -> list[str]:
 # -- other forms ------------------------------------------------------------------------------------------------------
 
 
-def _forms(results: PredictedTimes) -> Iterator[str]:
+def _other_choices(results: PredictedTimes) -> Iterator[str]:
     yield from ("## Other choices", "", FORMS)
-    yield from _grid("choice", "calibration cells", *(table.name for table in TABLES), "all held out")
+    yield from _table_head("choice", "calibration cells", *(table.name for table in TABLES), "all held out")
     sheets = results.sheets.machine
-    yield _form("as above", results.fitted)
+    yield _choice_row("as above", results.fitted)
     for left_out in ("kernel", "bandwidth", "small"):
         some = [constant for constant in LASSEN if constant.name != left_out]
-        yield _form(f"{left_out} as in the data sheet", Predictions.on(calibrated(sheets, some)))
+        yield _choice_row(f"{left_out} as in the data sheet", Predictions.on(calibrated(sheets, some)))
     wide = [replace(constant, low=constant.sheet / 20, high=constant.sheet * 20) for constant in LASSEN]
     widely = Predictions.on(calibrated(sheets, wide))
-    yield _form("each constant within a factor of 20", widely)
+    yield _choice_row("each constant within a factor of 20", widely)
     for name, grids in (("16 GPUs as 4x4", NEAR_SQUARE), ("all GPUs of a sample along h", SLABS)):
-        yield _form(name, Predictions.on(calibrated(sheets, grids=grids), grids))
+        yield _choice_row(name, Predictions.on(calibrated(sheets, grids=grids), grids))
     values = constants_of(widely.machine)
     constants = ", ".join(f"{constant.name} {_quantity(values[constant.name], constant.unit)}" for constant in wide)
     yield from ("", f"Within a factor of 20 of the data sheet the constants become: {constants}.", "")
     yield from _exponents(results)
     yield from _widths(results.fitted.machine)
     yield from ("", "Predicted step at N=4 of Table I with the calibrated constants, by grid:", "")
-    yield from _grid("GPUs per sample", "grid", "ms")
+    yield from _table_head("GPUs per sample", "grid", "ms")
     for cell in (c for c in CELLS if (c.table, c.samples) == ("I", 4) and c.group > 2):
         for grid in _alternatives(cell.group):
             time = seconds(results.fitted.machine, cell, {cell.group: grid})
             yield _row(cell.group, format_parts(grid), f"{time * 1e3:.1f}")
 
 
-def _form(name: str, predictions: Predictions, *more: str) -> str:
+def _choice_row(name: str, predictions: Predictions, *more: str) -> str:
     fitted_to = [cell for cell in CELLS if calibrates(cell) and not cell.is_base]
     return _row(name, f"{mean_error(predictions.error, fitted_to):.1%}", *_mean_errors(predictions.error), *more)
 
@@ -329,34 +336,40 @@ def _exponents(results: PredictedTimes) -> Iterator[str]:
     """Yield errors by the exponent with which an unfilled device slows down, and with more expensive messages."""
     printed = [f"{row.name} ({row.ratio.ratio:g})" for row, _ in SINGLE if row.ratio is not None]
     yield from EXPONENTS.splitlines()
-    yield from ("", *_grid("exponent", "calibration cells", *(table.name for table in TABLES), "all", *printed))
+    yield from ("", *_table_head("exponent", "calibration cells", *(table.name for table in TABLES), "all", *printed))
     for name, power in POWERS.items():
         row = calibrated(with_roofline(results.sheets.machine, unfilled=power))
-        yield _form(name, Predictions.on(row), *_single(row))
+        yield _choice_row(name, Predictions.on(row), *_single_speedups(row))
     fitted = results.fitted.machine
     network = replace(fitted.network, latency_s=constants_of(fitted)["collective step"])
     expensive = replace(fitted, network=network)
-    yield _form(
-        "**3/4**, messages as expensive as steps (not fitted again)", Predictions.on(expensive), *_single(expensive)
+    yield _choice_row(
+        "**3/4**, messages as expensive as steps (not fitted again)",
+        Predictions.on(expensive),
+        *_single_speedups(expensive),
     )
 
 
-def _single(machine: Machine) -> list[str]:
+def _single_speedups(machine: Machine) -> list[str]:
     return [f"{speedups(machine, row.layer, SQUARES[gpus])[2]:.2f}" for row, gpus in SINGLE]
 
 
 def _widths(machine: Machine) -> Iterator[str]:
     """Yield Table II by the width of the 2K mesh network, which the paper does not state."""
     yield from ("", WIDTHS, "")
-    yield from _grid("width of mesh2k", "mean error of Table II's speed-ups", "of its times", "predicted / published")
+    yield from _table_head(
+        "width of mesh2k", "mean error of Table II's speed-ups", "of its times", "predicted / published"
+    )
     cells = TABLE_II.cells
     for width in (96, 128, 160):
         times = {cell: seconds(machine, cell, width=width) for cell in cells}
         base = {cell.samples: times[cell] for cell in cells if cell.is_base}
-        speedups = [abs(base[c.samples] / times[c] / c.speedup - 1) for c in cells if not c.is_base]
+        speedup_errors = [abs(base[c.samples] / times[c] / c.speedup - 1) for c in cells if not c.is_base]
         ratios = [times[c] / c.time_s for c in cells]
         errors = [abs(ratio - 1) for ratio in ratios]
-        yield _row(width, *(f"{fmean(values_of):.1%}" for values_of in (speedups, errors)), f"{fmean(ratios):.2f}")
+        yield _row(
+            width, *(f"{fmean(values_of):.1%}" for values_of in (speedup_errors, errors)), f"{fmean(ratios):.2f}"
+        )
 
 
 def _alternatives(group: int) -> list[dict[str, int]]:

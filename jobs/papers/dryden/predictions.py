@@ -32,7 +32,10 @@ from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.machine.machine import Machine
 
 Grid = Mapping[str, int]
+"""Number of ranks by axis of the process grid."""
+
 Grids = Mapping[int, Grid]
+"""Grid of the GPUs of a sample (or a group of samples), by their number."""
 
 SETTINGS = Settings(batch_norm="local")
 """Batch norm over each rank's block, as in LBANN (III-B)."""
@@ -40,14 +43,15 @@ SETTINGS = Settings(batch_norm="local")
 GRIDS: Grids = {1: {}, 2: {"h": 2}, 4: {"h": 2, "w": 2}, 8: {"h": 4, "w": 2}, 16: {"h": 8, "w": 2}}
 """Grid of all layers by number of GPUs per sample. The paper does not state its grids.
 
-Each node has a square, and nodes follow along h. Of the two-dimensional grids, these have the fewest neighbors on other
-nodes.
+The 4 GPUs of a node have 2 x 2 blocks, and nodes follow along h. Of the two-dimensional grids, these have the fewest
+neighbors on other nodes.
 """
 
 CELLS = tuple(cell for table in TABLES for cell in table.cells)
+"""All published times."""
 
 
-@cache
+@cache  # the fit predicts each cell many times, with other constants but the same graph
 def graph_of(model: str, samples: int, width: int | None = None) -> LayerGraph:
     """Trace a model of the paper for a mini-batch.
 
@@ -92,7 +96,7 @@ def seconds(machine: Machine, cell: PublishedTime, grids: Grids = GRIDS, width: 
 
 
 def calibrated(machine: Machine, constants: Sequence[FittedConstant] = LASSEN, grids: Grids = GRIDS) -> Machine:
-    """Return the machine with constants fitted to the rows of Table I that are meant for it.
+    """Return the machine with constants fitted to the calibration rows of Table I.
 
     Parameters
     ----------

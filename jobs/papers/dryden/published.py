@@ -42,7 +42,7 @@ class PublishedTime:
 class Table:
     """One of the paper's tables: ``times_s`` by mini-batch size, a column for each of ``groups``.
 
-    ``sample`` is (C, H, W).
+    ``sample`` is (C, H, W). A row has fewer times than ``groups`` if the last ones would need more than 2048 GPUs.
     """
 
     name: str

@@ -38,8 +38,10 @@ examples:
 """
 
 NETWORKS = {"sparse": sparse_vgg16_bn, "dense": dense_vgg16_bn}
+"""Builders of the two networks, which have the same parameters by name and shape."""
+
 LEAST = 32
-"""Minimum number of voxels along each side for the dense network."""
+"""Minimum number of voxels along each side for the dense network, whose five poolings each halve them."""
 
 EVALUATED = 32
 """Clouds per batch in evaluation."""
@@ -96,23 +98,23 @@ def run(options: argparse.Namespace) -> int:
     """
     if "dense" in options.networks and min(options.resolution) < LEAST:
         raise DataError(
-            f"--resolution {min(options.resolution)}: the dense network halves space five times; take {LEAST} or more, "
-            "or --networks sparse"
+            f"--resolution {min(options.resolution)}: too small for the dense network, which halves each side five "
+            f"times. Use at least {LEAST}, or --networks sparse."
         )
-    print_tables(lambda: {"accuracy": _table(options)}, options.json)
+    print_tables(lambda: {"accuracy": _print_tables(options)}, options.json)
     return 0
 
 
 @dataclass(frozen=True)
 class Subset:
-    """Some clouds of a group, the same for all seeds."""
+    """Some clouds of a group (training or test), by their indices in the group."""
 
     clouds: Clouds
     indices: tuple[int, ...]
 
     @classmethod
     def of(cls, clouds: Clouds, count: int) -> Subset:
-        """Return clouds chosen at random.
+        """Return clouds chosen at random, the same ones in each call.
 
         Parameters
         ----------
@@ -124,11 +126,12 @@ class Subset:
         -------
         Subset
         """
+        # A fixed seed: --seeds varies the training, not the data.
         order = np.random.default_rng(0).permutation(len(clouds.labels))
         return cls(clouds, tuple(map(int, order[:count])))
 
 
-def _table(options: argparse.Namespace) -> Rows:
+def _print_tables(options: argparse.Namespace) -> Rows:
     with closing(CloudSamples(options.data, MPI.COMM_SELF)) as samples:
         parts = {group: Subset.of(samples.groups[group], getattr(options, group)) for group in ("train", "test")}
         print(
@@ -138,28 +141,30 @@ def _table(options: argparse.Namespace) -> Rows:
         )
         rows: Rows = []
         for resolution in options.resolution:
-            rows += _at(resolution, parts, len(samples.class_names), options)
+            rows += _print_resolution(resolution, parts, len(samples.class_names), options)
     return rows
 
 
-def _at(resolution: int, parts: dict[str, Subset], classes: int, options: argparse.Namespace) -> Rows:
+def _print_resolution(resolution: int, parts: dict[str, Subset], classes: int, options: argparse.Namespace) -> Rows:
     kinds = options.networks
-    print(f"\n{resolution}^3\n{'seed':>4}" + "".join(f"{f'{kind} {unit}':>10}" for unit in "%s" for kind in kinds))
+    print(
+        f"\n{resolution}^3\n{'seed':>4}" + "".join(f"{f'{kind} {unit}':>10}" for unit in ("%", "s") for kind in kinds)
+    )
     rows: Rows = []
     accuracies: dict[str, list[float]] = {kind: [] for kind in kinds}
     for seed in options.seeds:
         results = {kind: trained(kind, seed, parts, classes, options, resolution=resolution) for kind in kinds}
         for kind, (accuracy, _) in results.items():
             accuracies[kind].append(accuracy)
-        shares = "".join(f"{100 * accuracy:>10.2f}" for accuracy, _ in results.values())
-        print(f"{seed:>4}{shares}" + "".join(f"{seconds:>10.1f}" for _, seconds in results.values()), flush=True)
-        of_kinds = {kind: {"accuracy": a, "training_s": s} for kind, (a, s) in results.items()}
-        rows.append({"resolution": resolution, "seed": seed, **of_kinds})
+        percentages = "".join(f"{100 * accuracy:>10.2f}" for accuracy, _ in results.values())
+        print(f"{seed:>4}{percentages}" + "".join(f"{seconds:>10.1f}" for _, seconds in results.values()), flush=True)
+        by_network = {kind: {"accuracy": a, "training_s": s} for kind, (a, s) in results.items()}
+        rows.append({"resolution": resolution, "seed": seed, **by_network})
     means = {kind: 100 * statistics.mean(values) for kind, values in accuracies.items()}
     print("mean" + "".join(f"{mean:>10.2f}" for mean in means.values()))
     if len(means) == len(NETWORKS):
-        ahead = means["sparse"] - means["dense"]
-        print(f"in the mean the sparse network is {ahead:+.2f} points from the dense one (Table II, 32^3: +1.82)")
+        gain = means["sparse"] - means["dense"]
+        print(f"in the mean the sparse network is {gain:+.2f} points from the dense one (Table II, 32^3: +1.82)")
     return rows
 
 
@@ -189,11 +194,13 @@ def trained(
         Accuracy on the test clouds, and seconds of training.
     """
     torch.manual_seed(seed)
+    # Both networks begin with the weights that the sparse one draws; the dense one would draw others.
     weights = sparse_vgg16_bn(options.width, classes=classes).state_dict()
     model = NETWORKS[kind](options.width, classes=classes)
     model.load_state_dict(weights)
     optimizer = torch.optim.Adam(model.parameters(), options.lr)
     steps, step = options.epochs * -(-len(parts["train"].indices) // options.batch), 0
+    # Again, because building the networks drew different amounts of random numbers: dropout must draw the same ones.
     torch.manual_seed(seed)
     begin = time.perf_counter()
     for epoch in range(options.epochs):
@@ -211,10 +218,10 @@ def trained(
 
 @torch.no_grad()
 def _accuracy(kind: str, model: torch.nn.Module, part: Subset, recipe: VoxelRecipe) -> float:
-    right = sum(
+    correct = sum(
         int((model(x).argmax(1) == labels).sum()) for x, labels in _batches(kind, part, EVALUATED, recipe, epoch=0)
     )
-    return right / len(part.indices)
+    return correct / len(part.indices)
 
 
 def _batches(

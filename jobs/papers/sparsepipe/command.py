@@ -32,8 +32,15 @@ examples:
 """
 
 GIGABIT = 1e9 / 8
+"""Bytes per second of 1 Gbit/s."""
+
 FIGURE_9 = "Figure 9 and IV-C: MP 1.33 to 2.27 times as fast as DP, HETE-MP 2.41 to 3.11 times"
 SHOWN = {"sparsepipe": "sorted", "exact": "exact", "pipedream": "MP"}
+"""Methods of :func:`partition` that the table compares, and their headings.
+
+``sparsepipe`` is the paper's HETE-MP: stages take the GPUs in sorted order (Algorithms 1 and 2). ``pipedream`` is MP,
+which assumes equal GPUs. ``exact`` searches all groups of GPUs.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,7 +121,7 @@ def _tables(options: argparse.Namespace) -> dict[str, Rows]:
 
 
 def profile_table(paths: Sequence[str], counts: Sequence[int], bandwidth: float) -> Rows:
-    """Print PipeDream's partition of each profile, and its time under SparsePipe's Eqs. 4 and 5.
+    """Print PipeDream's partition of each profile, and the times of all methods under SparsePipe's Eqs. 4 and 5.
 
     Parameters
     ----------
@@ -141,10 +148,10 @@ def profile_table(paths: Sequence[str], counts: Sequence[int], bandwidth: float)
             partitions = {method: partition(profile, count, bandwidth, method) for method in METHODS}
             costs = {method: stage_time(profile, each, count, bandwidth) for method, each in partitions.items()}
             own = partitions["pipedream"]
-            print(f"{name:<16}{count:>8}{_config(own):>12}{own.time:>10.5f}", end="")
+            print(f"{name:<16}{count:>8}{_format_replicas(own):>12}{own.time:>10.5f}", end="")
             print(f"{alone / own.time:>9.2f}  ", end="")
             print("".join(f"{cost:>12.5f}" for cost in costs.values()), "", " ".join(stage[0] for stage in own.stages))
-            rows.append({"profile": name, "devices": count, **_figures(own), "eq5_s": costs})
+            rows.append({"profile": name, "devices": count, **_stage_results(own), "eq5_s": costs})
     return rows
 
 
@@ -162,6 +169,7 @@ def mixed_table(source: published.ProfileSource, gigabits: Sequence[float]) -> R
     -------
     list of dict
     """
+    # The layer times of MP, which has only one for each layer. The paper's profile is of a Titan XP, too (Figure 7).
     profile = source.on("TitanXP")
     print(
         f"\nSparsePipe, Table III: VGG16-BN, {source.name}, batch {published.BATCH}; times per mini-batch in s under "
@@ -171,8 +179,8 @@ def mixed_table(source: published.ProfileSource, gigabits: Sequence[float]) -> R
     print(f"{'ratio':<7}{'paper MP':<11}{'paper HETE':<11}{'time':>9}{'DP':>10}{'x MP':>7}{'x sorted':>9}", end="")
     print("  sorted order's stages")
     rows: Rows = []
-    published_ones: list[bool] = []
-    searched = dict.fromkeys(SHOWN, 0.0)
+    is_reproduced: list[bool] = []
+    search_s = dict.fromkeys(SHOWN, 0.0)
     for published_row in published.TABLE_III:
         devices = source.devices(published_row.counts)
         for gigabit in gigabits:
@@ -181,38 +189,42 @@ def mixed_table(source: published.ProfileSource, gigabits: Sequence[float]) -> R
             for method in SHOWN:
                 start = time.perf_counter()
                 partitions[method] = partition(profile, devices, bandwidth, method)
-                searched[method] += time.perf_counter() - start
+                search_s[method] += time.perf_counter() - start
             costs = {method: stage_time(profile, each, devices, bandwidth) for method, each in partitions.items()}
-            theirs = as_published(profile, published_row, devices, bandwidth)
+            published_s = as_published(profile, published_row, devices, bandwidth)
+            # HETE-MP and the exact search choose GPUs for each stage. For MP the paper prints only their numbers.
             same = {
                 "sparsepipe": partitions["sparsepipe"].assignment == published_row.assignment,
                 "exact": partitions["exact"].assignment == published_row.assignment,
-                "pipedream": _config(partitions["pipedream"]) == published_row.homogeneous,
+                "pipedream": _format_replicas(partitions["pipedream"]) == published_row.homogeneous,
             }
-            published_ones.append(same["sparsepipe"])
+            is_reproduced.append(same["sparsepipe"])
             print(f"{sum(published_row.counts.values()):>4}{gigabit:>6g}  ", end="")
             for method in SHOWN:
-                print(f"{_config(partitions[method]):<11}{'=' if same[method] else ' '}{costs[method]:>9.5f}  ", end="")
+                print(
+                    f"{_format_replicas(partitions[method]):<11}{'=' if same[method] else ' '}{costs[method]:>9.5f}  ",
+                    end="",
+                )
             print(f"{costs['sparsepipe'] / costs['exact']:>5.3f}  {published_row.homogeneous:<11}", end="")
             alone = data_parallel(profile, devices, bandwidth)
-            print(f"{published_row.heterogeneous:<11}{theirs:>9.5f}{alone:>10.5f}", end="")
+            print(f"{published_row.heterogeneous:<11}{published_s:>9.5f}{alone:>10.5f}", end="")
             print(
                 f"{alone / costs['pipedream']:>7.2f}{alone / costs['sparsepipe']:>9.2f} ",
-                _held(partitions["sparsepipe"]),
+                _format_stages(partitions["sparsepipe"]),
             )
             rows.append({"source": source.name, "gigabit": gigabit, "as_published": same, "time_s": costs})
             rows[-1]["data_parallel_s"] = alone
             rows[-1] |= {
-                "published_s": theirs,
-                "stages": {method: _figures(each) for method, each in partitions.items()},
+                "published_s": published_s,
+                "stages": {method: _stage_results(each) for method, each in partitions.items()},
             }
-    print(_why(source, published_ones))
-    print("searched for " + ", ".join(f"{1e3 * searched[m] / len(rows):.1f} ms ({SHOWN[m]})" for m in SHOWN) + " a row")
+    print(_explain_splits(source, is_reproduced))
+    print("searched for " + ", ".join(f"{1e3 * search_s[m] / len(rows):.1f} ms ({SHOWN[m]})" for m in SHOWN) + " a row")
     return rows
 
 
-def _why(source: published.ProfileSource, same: Sequence[bool]) -> str:
-    """Explain how many of the paper's splits are reproduced, and which layer times would have to differ."""
+def _explain_splits(source: published.ProfileSource, same: Sequence[bool]) -> str:
+    """Return how many of the paper's splits are reproduced, and the fraction of time that decides on them."""
     times = [layer.time_s for layer in source.on("TitanXP").layers]
     late = sum(times[published.CUT :]) / sum(times)
     return (
@@ -225,7 +237,7 @@ def _why(source: published.ProfileSource, same: Sequence[bool]) -> str:
 def as_published(profile: Profile, row: published.GpuRow, devices: Sequence[Device], bandwidth: float) -> float:
     """Return the seconds per mini-batch of the paper's HETE-MP groups.
 
-    The paper does not print the split points; the best ones for the groups are used.
+    The paper prints the split point of one row only (IV-C), so the best ones for the groups are used.
 
     Parameters
     ----------
@@ -263,17 +275,17 @@ def data_parallel(profile: Profile, devices: Sequence[Device], bandwidth: float)
     return terms.time(stages_between([0, terms.size], [tuple(device.count for device in devices)]))
 
 
-def _config(chosen: StagePartition) -> str:
+def _format_replicas(chosen: StagePartition) -> str:
     return "-".join(map(str, chosen.replicas))
 
 
-def _held(chosen: StagePartition) -> str:
+def _format_stages(chosen: StagePartition) -> str:
     groups = [" + ".join(f"{count} {name}" for name, count in held.items()) for held in chosen.assignment]
     edges = [0, *chosen.cuts, sum(map(len, chosen.stages))]
     return " ".join(f"({group}: {a}-{b - 1})" for group, (a, b) in zip(groups, pairwise(edges), strict=True))
 
 
-def _figures(chosen: StagePartition) -> dict[str, object]:
+def _stage_results(chosen: StagePartition) -> dict[str, object]:
     return {
         "cuts": chosen.cuts,
         "replicas": chosen.replicas,

@@ -91,8 +91,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make the runs that are missing, print the table, draw the picture, all on rank 0. Collective over COMM_WORLD."""
+    """Train the missing runs, print the table and draw the figure, all on rank 0. Collective over MPI.COMM_WORLD."""
     threads = torch.get_num_threads()
+    # The order of sums depends on the number of threads, which is not among the settings of a stored run.
     torch.set_num_threads(1)
     try:
         run_on_rank_0(MPI.COMM_WORLD, lambda: _experiment(options))
@@ -114,7 +115,9 @@ def _experiment(options: argparse.Namespace) -> None:
 
 
 def runs_of(options: argparse.Namespace, samples: ImageSamples) -> list[TrainingRun]:
-    """Return all requested runs: every variant of the first seed, then of the next.
+    """Return all requested runs: all variants for the first seed, then for the next.
+
+    In this order an interrupted experiment has complete comparisons for the seeds that have finished.
 
     Parameters
     ----------
@@ -129,17 +132,22 @@ def runs_of(options: argparse.Namespace, samples: ImageSamples) -> list[Training
     Raises
     ------
     DataError
-        If the images are too small for the network.
+        If the images are too small for the network, or ``--schedule`` is shorter than ``--iterations``.
     VariantError
-        If a variant is not written as one.
+        If a variant is not valid.
     """
     recipe, least = RECIPES[options.network], MODELS[options.network].sample[1:]
     iterations = options.iterations or recipe.iterations
     schedule = options.schedule or iterations
     if schedule < iterations:
-        raise DataError(f"--schedule {schedule}: the rate cannot fall over fewer than the {iterations} iterations made")
+        raise DataError(
+            f"--schedule {schedule}: fewer than the {iterations} training iterations. Use at least as many."
+        )
     if any(extent < needed for extent, needed in zip(samples.extents[1:], least, strict=True)):
-        raise DataError(f"{options.data}: images of {samples.extents}, but {options.network} needs {least} or more")
+        raise DataError(
+            f"--data {options.data}: images of {samples.extents}, but {options.network} needs {least} or more. Use "
+            "larger images or another network."
+        )
     counts = {group: len(samples.groups[group].labels) if group in samples.groups else 0 for group in ("train", "test")}
     return [
         TrainingRun(
@@ -170,10 +178,10 @@ def make(runs: Sequence[TrainingRun], results: FinishedRuns, samples: ImageSampl
         Evaluations on the test images in each run.
     """
     missing = [run for run in dict.fromkeys(runs) if results.of(run) is None]
+    # Each variant is split once before the first run: a layer that the network does not have is an error now, not after
+    # hours of training.
     for run in {run.variant: run for run in missing}.values():
-        split(
-            build(run, samples), TrainingVariant.parse(run.variant).placement
-        )  # raises for a missing name now, not after the first runs
+        split(build(run, samples), TrainingVariant.parse(run.variant).placement)
     print(f"{len(missing)} of {len(runs)} runs are to be made")
     test = held_out(samples)
     seconds: list[float] = []

@@ -12,11 +12,12 @@ from .table import VariantRow
 
 
 def draw(path: Path, rows: Sequence[VariantRow], title: str) -> None:
-    """Draw the variants that have runs.
+    """Draw the learning curves of all variants, and their accuracies over the percentage of stale weights.
 
     Parameters
     ----------
     path : pathlib.Path
+        File of the figure.
     rows : sequence of VariantRow
     title : str
 
@@ -28,6 +29,7 @@ def draw(path: Path, rows: Sequence[VariantRow], title: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    # Not pyplot, which keeps figures and may open a display.
     figure = Figure(figsize=(12.0, 4.8), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title)

@@ -1,8 +1,9 @@
 """Recipes of the staleness experiment: hyperparameters and variants of each network.
 
-Source: stale weights (Zhang, Abdelrahman 2021), appendix A: mini-batch, rates and their decay, momentum, weight decay.
+Source: stale weights (Zhang, Abdelrahman 2021), appendix A: mini-batch, learning rates and their decay, momentum,
+weight decay; appendix B for ResNet-56.
 
-The paper leaves some choices open. They were made as follows:
+Choices that the paper leaves open, made here:
 
 - The constants of the inverse policy are those of Caffe's LeNet example.
 - A rate that is "decreased twice" falls after a half and three quarters of the iterations (He et al. 2016).
@@ -22,6 +23,8 @@ from dataclasses import dataclass
 from distconv.errors import DistconvError
 
 MOMENTUM = 0.9
+"""Momentum of SGD in all recipes (appendix A)."""
+
 PIPELINED_SHARE = 2 / 3
 """Pipelined fraction of a hybrid's iterations (20,000 of 30,000 in the paper's Figure 7)."""
 
@@ -60,8 +63,8 @@ class TrainingVariant:
         match = re.fullmatch(r"(?:nonpipelined|(hybrid:|stash:)?(\d+(?:,\d+)*))(?:@(\d*\.?\d+(?:e[+-]?\d+)?))?", text)
         if match is None or (match[3] and not float(match[3])):
             raise VariantError(
-                f"{text!r} is no variant; write nonpipelined, layers that registers come after (7,13), hybrid:7,13 or "
-                "stash:7,13, each with @RATE if its learning rate is not the recipe's"
+                f"--variants: {text!r} is not a valid variant. Use nonpipelined, the layers that registers follow "
+                "(7,13), hybrid:7,13 or stash:7,13, each with @RATE for another learning rate than the recipe's."
             )
         kind, layers, rate = match.groups()
         placement = tuple(map(int, layers.split(","))) if layers else ()
@@ -84,20 +87,26 @@ class TrainingVariant:
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """Settings of a network's training; ``falls`` gives the rate's factor after a fraction of the iterations."""
+    """Settings of a network's training."""
 
     batch: int
     rate: float
+    """Learning rate of iterations that are not pipelined."""
     pipelined_rate: float
+    """Learning rate of pipelined iterations."""
     weight_decay: float
     falls: Callable[[float], float]
+    """Returns the factor on the learning rate after a fraction of the iterations, from 0 to 1."""
     falls_in_words: str
+    """Description of ``falls`` in the printed settings."""
     iterations: int
     """Default number of iterations. The paper has ``paper_iterations``."""
     paper_iterations: int
     variants: tuple[str, ...]
+    """Variants that are trained by default."""
     nesterov: bool = False
     augment: str = ""
+    """Augmentation of the training images, as the option ``--augment`` of ``distconv train classify`` has it."""
 
     def rate_of(self, variant: TrainingVariant, iteration: int, iterations: int, schedule: int) -> float:
         """Return the learning rate of an iteration.
@@ -126,6 +135,7 @@ RECIPES = {
         rate=0.01,
         pipelined_rate=0.01,
         weight_decay=5e-4,
+        # Caffe's policy "inv": (1 + gamma * iteration)^-power with gamma 1e-4 and power 0.75, for 30,000 iterations.
         falls=lambda done: (1 + 1e-4 * 30_000 * done) ** -0.75,
         falls_in_words="times (1 + 3 x fraction done)^-0.75",
         iterations=6_000,
@@ -174,6 +184,7 @@ RECIPES = {
         rate=0.1,
         pipelined_rate=0.1,
         weight_decay=5e-4,
+        # "By half every 50 epochs" (appendix A), and 250,000 iterations of 100 samples are 500 epochs of CIFAR-10.
         falls=lambda done: 0.5 ** int(10 * done),
         falls_in_words="by 2 after every tenth",
         iterations=3_000,
@@ -183,4 +194,4 @@ RECIPES = {
         augment="crop,flip",
     ),
 }
-"""By the names of ``distconv.layers.models``."""
+"""Recipes by the names of ``distconv.layers.models``."""

@@ -15,10 +15,11 @@ from distconv.whole_files import Folder
 from .training import TrainingRun
 
 BASELINE = "nonpipelined"
+"""Variant that drops in accuracy are relative to."""
 
 
 class FinishedRuns:
-    """Finished runs in a file of JSON lines; a line that a killed process left unfinished does not count."""
+    """Finished runs in a file of JSON lines. A line that a killed process left unfinished is ignored."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +46,7 @@ class FinishedRuns:
         """
         self._found.append({"run": asdict(run), "result": result})
         with Folder(self.path.parent) as folder, folder.open_append(self.path.name) as lines:
-            # After an unfinished line a new one begins.
+            # A line that a killed process left unfinished must not swallow the new one.
             start = "" if lines.last_byte() in (b"", b"\n") else "\n"
             lines.write(start + json.dumps(self._found[-1]) + "\n")
             lines.sync()
@@ -53,7 +54,7 @@ class FinishedRuns:
 
 @dataclass(frozen=True)
 class VariantRow:
-    """A variant with the results of its finished runs by seed, and the baseline's."""
+    """A variant with the results of its finished runs, by seed, and those of the baseline."""
 
     variant: str
     results: dict[int, dict[str, Any]]

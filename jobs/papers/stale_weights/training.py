@@ -27,6 +27,7 @@ from distconv.pipeline.splitting.split import split
 from .recipes import MOMENTUM, RECIPES, TrainingVariant
 
 TEST_BATCH = 500
+"""Samples of a batch in evaluation. The accuracy does not depend on it."""
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """Images (N, C, H, W), channels last in memory (a third faster in ResNet-20), and labels (N)."""
@@ -34,9 +35,13 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """Settings that determine the results of a run; ``train`` and ``test`` are numbers of images.
+    """Settings that determine the results of a run.
 
-    ``schedule``: the iterations over which the learning rate falls.
+    They are stored with the results, and a run is not repeated if all of them are equal. A new setting that changes
+    results must become a field, or results of other settings are reused.
+
+    ``train`` and ``test`` are numbers of images. ``schedule`` is the number of iterations over which the learning rate
+    falls, and ``data`` the name of the data set's folder or file.
     """
 
     network: str
@@ -77,17 +82,18 @@ def train(run: TrainingRun, samples: ImageSamples, test: Sequence[Pair], evaluat
     variant = TrainingVariant.parse(run.variant)
     stages = split(model, variant.placement) if variant.placement else [model]
     curve: list[tuple[int, float, float]] = []
-    seen, diverged_at = 0, None
+    reported, diverged_at = 0, None
     for iteration, pipe in iterations_of(run, variant, stages, samples):
-        # The newest known loss, which is that of an earlier iteration while mini-batches are in flight.
+        # The newest known loss is that of an earlier iteration while mini-batches are in flight.
         if pipe.losses and not math.isfinite(pipe.losses[-1][1]):
             diverged_at = iteration
             break
         if iteration * evaluations // run.iterations > len(curve):
-            losses = [loss for _, loss in pipe.losses[seen:]]
-            seen += len(losses)
+            losses = [loss for _, loss in pipe.losses[reported:]]
+            reported += len(losses)
             curve.append((iteration, accuracy(model, test), sum(losses) / max(1, len(losses))))
     return {
+        # The last iteration always ends with an evaluation.
         "accuracy": curve[-1][1] if diverged_at is None else accuracy(model, test),
         "stale_share": stale_share(stages),
         "diverged_at": diverged_at,
@@ -99,25 +105,27 @@ def train(run: TrainingRun, samples: ImageSamples, test: Sequence[Pair], evaluat
 def iterations_of(
     run: TrainingRun, variant: TrainingVariant, stages: list[nn.Module], samples: ImageSamples
 ) -> Iterator[tuple[int, SerialPipeline]]:
-    """Train a network and yield the number of iterations so far, after each. The pipeline is empty after the last.
+    """Train a network, and yield the number of iterations after each of them. The pipeline is empty after the last.
 
     Parameters
     ----------
     run : TrainingRun
     variant : TrainingVariant
     stages : list of torch.nn.Module
-        Parts of the network.
+        Stages of the network.
     samples : ImageSamples
 
     Yields
     ------
     (int, SerialPipeline)
+        Iterations so far, and the pipeline with its losses.
     """
     recipe, pipelined = RECIPES[run.network], variant.pipelined(run.iterations)
     pipe = pipeline(run, stages, "stash" if variant.stash else None)
     with closing(batches(run, samples)) as data:
         for iteration in range(run.iterations):
             if variant.hybrid and iteration == pipelined:
+                # Drains the pipeline. With one micro-batch, as here, gpipe trains as without a pipeline (4.2).
                 pipe.switch("gpipe")
             for optimizer in filter(None, pipe.optimizers):
                 set_learning_rate(optimizer, recipe.rate_of(variant, iteration, run.iterations, run.schedule))
@@ -147,15 +155,15 @@ def build(run: TrainingRun, samples: ImageSamples) -> nn.Module:
 
 
 def pipeline(run: TrainingRun, stages: list[nn.Module], weights: str | None) -> SerialPipeline:
-    """Return the simulated pipeline that trains the stages with stale weights, or a single stage without.
+    """Return the simulated pipeline that trains several stages with stale weights, or one stage without.
 
     Parameters
     ----------
     run : TrainingRun
     stages : list of torch.nn.Module
-        Parts of the network.
+        Stages of the network.
     weights : str or None
-        Weight policy of backward passes.
+        Weight policy of backward passes, ``"stash"`` or None for the newest weights.
 
     Returns
     -------
@@ -172,7 +180,7 @@ def pipeline(run: TrainingRun, stages: list[nn.Module], weights: str | None) -> 
 
 
 def batches(run: TrainingRun, samples: ImageSamples) -> Generator[Pair]:
-    """Yield mini-batches without end, whose order and augmentation depend on the seed.
+    """Yield mini-batches endlessly. Their order and augmentation depend on the seed only.
 
     Parameters
     ----------
@@ -190,7 +198,7 @@ def batches(run: TrainingRun, samples: ImageSamples) -> Generator[Pair]:
         seed=run.seed,
         shuffle=True,
         augment=RECIPES[run.network].augment,
-        drop_last=True,
+        drop_last=True,  # all iterations have the same number of samples, as the recipes assume
     )
     for epoch in count():
         yield from map(_pair, loader.epoch(epoch))
@@ -205,7 +213,7 @@ def held_out(samples: ImageSamples) -> list[Pair]:
         If there are none.
     """
     if "test" not in samples.groups:
-        raise DataError(f"{samples.groups['train'].source.path} : no test images. Add them to the data set.")
+        raise DataError(f"--data {samples.groups['train'].source.path}: no test images. Add them to the data set.")
     return [_pair(batch) for batch in samples.loader("test", ProcessGrid(samples.comm), TEST_BATCH).epoch(0)]
 
 
@@ -237,4 +245,5 @@ def accuracy(model: nn.Module, test: Sequence[Pair]) -> float:
 def stale_share(stages: Sequence[nn.Module]) -> float:
     """Return the paper's percentage of stale weights (4.1) as a fraction: those on all stages but the last."""
     weights = [sum(p.numel() for p in stage.parameters()) for stage in stages]
+    # The first mini-batches find the weights of their forward passes unchanged. 4 per stage fill the pipeline.
     return stale_fraction(schedule("stale", len(stages), 4 * len(stages)), weights)

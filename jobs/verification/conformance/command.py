@@ -34,9 +34,16 @@ from distconv.jobs.verification.engine.verdicts import BAD
 from distconv.whole_files import write_file
 
 OPERATORS = "operators"
+"""Family of the largest samples of torch's operators."""
+
 EMPTY = "no-elements"
+"""Family of samples in which a dimension has size 0."""
+
 FAMILIES = (*TABLE, OPERATORS)
+"""Families that run by default."""
+
 SAMPLES = (FAMILY, DTENSOR)
+"""Families of all samples of torch. They have a page of their own, so they do not run with other families."""
 
 EXAMPLES = """\
 examples:
@@ -53,9 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``distconv verify conformance``."""
     names = [*FAMILIES, EMPTY, *SAMPLES]
     parser.add_argument(
-        "--family", nargs="+", choices=names, metavar="NAME", help=f"only these families of cases: {', '.join(names)}"
+        "--family",
+        nargs="+",
+        choices=names,
+        metavar="NAME",
+        help=f"only these families of cases: {', '.join(names)} (default: all up to {OPERATORS})",
     )
-    parser.add_argument("--operator", nargs="+", metavar="NAME", help="only operators with these names")
+    parser.add_argument(
+        "--operator", nargs="+", metavar="NAME", help="only operators with these names, such as conv2d (default: all)"
+    )
     parser.add_argument(
         "--page", type=Path, metavar="FILE", help="write a Markdown page, and the tables to a .csv file next to it"
     )
@@ -78,12 +91,15 @@ def run(options: argparse.Namespace) -> int:
         If torch's samples were requested together with other families.
     """
     comm = MPI.COMM_WORLD
+    # Files are checked before the cases, which take minutes to hours. Only rank 0 writes them.
     run_on_rank_0(comm, lambda: _check_files(options))
     families: list[str] = options.family or list(FAMILIES)
     of_samples = set(families) <= set(SAMPLES)
     if not of_samples and set(families) & set(SAMPLES):
-        raise DataError(f"the samples of {' and '.join(SAMPLES)} run without other families: take two commands")
-    lines = _here(comm, families, options) if options.ranks is None else _in_jobs(families, options)
+        raise DataError(
+            f"--family {' '.join(families)}: {' and '.join(SAMPLES)} cannot run with other families. Use two commands."
+        )
+    lines = _run_here(comm, families, options) if options.ranks is None else _run_in_jobs(families, options)
     if comm.rank == 0:
         if options.json:
             journal.write_json(options.json, lines)
@@ -107,46 +123,51 @@ def _check_files(options: argparse.Namespace) -> None:
             check_writable(option, path)
 
 
-def _here(comm: MPI.Intracomm, families: Sequence[str], options: argparse.Namespace) -> list[Line]:
+def _run_here(comm: MPI.Intracomm, families: Sequence[str], options: argparse.Namespace) -> list[Line]:
     if DTENSOR in families and len(families) > 1:
-        raise DataError(f"--family {' '.join(families)} takes a job for each: start them with --ranks")
+        # A job has one CaseRun, and DTensor has its own.
+        raise DataError(
+            f"--family {' '.join(families)}: {DTENSOR} needs a job of its own. Start the jobs with --ranks."
+        )
     groups = chosen(families, options.operator, options.samples)
-    lines = launch.run(_job(comm, families), groups, options.journal, _tell)
+    lines = launch.run(_case_run(comm, families), groups, options.journal, _print_lines)
     if comm.rank == 0:
         print(f"{comm.size} ranks: {journal.totals(lines)}", flush=True)
     return lines
 
 
-def _job(comm: MPI.Intracomm, families: Sequence[str]) -> CaseRun:
+def _case_run(comm: MPI.Intracomm, families: Sequence[str]) -> CaseRun:
     if DTENSOR not in families:
         return CaseRun(comm)
-    # Not every build of torch has it.
+    # Imported here, because not every build of torch has DTensor.
     from distconv.jobs.verification.conformance import dtensor
 
     return dtensor.DTensorRun(comm)
 
 
-def _tell(lines: Sequence[Line]) -> None:
+def _print_lines(lines: Sequence[Line]) -> None:
     print(*journal.describe_lines(lines), sep="\n", flush=True)
 
 
-def _in_jobs(families: Sequence[str], options: argparse.Namespace) -> list[Line]:
-    words = ["--operator", *options.operator] if options.operator else []
-    words += ["--samples", str(options.samples)] if options.samples else []
+def _run_in_jobs(families: Sequence[str], options: argparse.Namespace) -> list[Line]:
+    arguments = ["--operator", *options.operator] if options.operator else []
+    arguments += ["--samples", str(options.samples)] if options.samples else []
     with tempfile.TemporaryDirectory() as folder:
         path = options.journal or Path(folder) / "journal"
         for ranks in options.ranks:
             for own in _jobs(families, first=ranks == options.ranks[0]):
-                launch.past_hangs(options.mpiexec, ranks, ["verify", "conformance", "--family", *own, *words], path)
+                launch.past_hangs(options.mpiexec, ranks, ["verify", "conformance", "--family", *own, *arguments], path)
         lines = journal.Journal(path).lines
+    # A journal may also hold the results of earlier runs, with other families or numbers of ranks.
     order = {family: number for number, family in enumerate(families)}
     lines = [line for line in lines if line.family in order and line.ranks in options.ranks]
     return sorted(lines, key=lambda line: order[line.family])
 
 
 def _jobs(families: Sequence[str], first: bool) -> list[list[str]]:
-    """Return the families of each job on one of the rank counts, the ``first`` or another."""
-    # The operators run once, in addition to the table, which varies more. DTensor is for comparison only.
+    """Return the families of each job on one of the rank counts; ``first`` is True for the first of them."""
+    # On the first count only: DTensor, which is for comparison, and the operators if they run with the table, which has
+    # more options and grids for each operator.
     once = [*([OPERATORS] if set(families) & set(TABLE) else []), DTENSOR]
     own = [family for family in families if family != DTENSOR and (first or family not in once)]
     return [job for job in (own, [DTENSOR] if DTENSOR in families and first else []) if job]
@@ -155,7 +176,7 @@ def _jobs(families: Sequence[str], first: bool) -> list[list[str]]:
 def chosen(
     families: Sequence[str], operators: Sequence[str] | None, most: int | None = None
 ) -> Iterator[tuple[str, Iterable[Case]]]:
-    """Yield the selected cases, in groups of one family that are reported at once.
+    """Yield the selected cases in groups, each of one family. The results of a group are reported together.
 
     Parameters
     ----------
@@ -175,26 +196,28 @@ def chosen(
     DataError
         If there is no operator of one of these names.
     """
-    there = {case.operator for cases in TABLE.values() for case in cases}
-    if not set(operators or ()) <= there or not set(families) <= set(TABLE):
-        there.update(samples.names())
-    unknown = sorted(name for name in operators or () if not any(_asked(each, [name]) for each in there))
+    known = {case.operator for cases in TABLE.values() for case in cases}
+    # Only if they are needed: torch's samples take seconds to import.
+    if not set(operators or ()) <= known or not set(families) <= set(TABLE):
+        known.update(samples.names())
+    unknown = sorted(name for name in operators or () if not any(_is_selected(each, [name]) for each in known))
     if unknown:
-        raise DataError(f"the table has no operator {unknown[0]!r}; it has {', '.join(sorted(there))}")
+        raise DataError(f"--operator {unknown[0]}: no such operator. Use one of {', '.join(sorted(known))}.")
     for family in families:
         for case in TABLE.get(family, ()):
-            if _asked(case.operator, operators):
+            if _is_selected(case.operator, operators):
                 yield family, [case]
         for name in samples.names() if family not in TABLE else ():
-            if _asked(name, operators):
-                yield family, _of_torch(family, name, most)
+            if _is_selected(name, operators):
+                yield family, _torch_cases(family, name, most)
 
 
-def _of_torch(family: str, name: str, most: int | None) -> Iterator[Case]:
+def _torch_cases(family: str, name: str, most: int | None) -> Iterator[Case]:
     if family == OPERATORS:
         return samples.largest(name)
     return samples.emptied(name) if family == EMPTY else samples.samples(name, most)
 
 
-def _asked(name: str, operators: Sequence[str] | None) -> bool:
+def _is_selected(name: str, operators: Sequence[str] | None) -> bool:
+    # torch's samples have the full name of a function, such as nn.functional.relu. Users write relu.
     return operators is None or name in operators or name.removeprefix("nn.functional.") in operators

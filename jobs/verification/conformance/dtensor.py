@@ -23,11 +23,13 @@ from distconv.jobs.verification.engine import backends, runner
 from distconv.jobs.verification.engine.layouts import CaseLayout
 from distconv.jobs.verification.engine.verdicts import RankOutcome, Refusal, Verdict, classify
 
-_OWN_WORDS = ("DTensor", "shard", "placement", "mesh")
-"""Words of errors that report a limitation of DTensor."""
+_DTENSOR_WORDS = ("DTensor", "shard", "placement", "mesh")
+"""Words of errors that report a limitation of DTensor, in upper or lower case."""
 
 
-class _World(backends.DistributedBackend):
+class _DTensorBackend(backends.DistributedBackend):
+    # ``layout`` and ``balanced`` have no effect: all tensors are split along their last dimension.
+
     def __init__(self, grid: ProcessGrid, layout: CaseLayout, fails: Callable[[bool], bool], mesh: DeviceMesh) -> None:
         super().__init__(grid, layout, fails)
         self.mesh = mesh
@@ -35,8 +37,9 @@ class _World(backends.DistributedBackend):
     def put(
         self, value: torch.Tensor, dims: backends.Dims = None, grad: bool = True, *, balanced: bool = False
     ) -> torch.Tensor:
-        whole = value.detach().clone()
-        x = distribute_tensor(whole, self.mesh, [Shard(value.dim() - 1)], src_data_rank=None)
+        full = value.detach().clone()
+        # Every rank has the full tensor. Without src_data_rank=None, rank 0 would send its blocks.
+        x = distribute_tensor(full, self.mesh, [Shard(value.dim() - 1)], src_data_rank=None)
         return x.requires_grad_(grad)
 
     def model(self, module: nn.Module, parallel: bool = True) -> nn.Module:
@@ -45,6 +48,7 @@ class _World(backends.DistributedBackend):
     def direction(self, whole: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if not isinstance(y, DTensor):
             return whole
+        # A gradient cannot have the placement of a partial sum.
         placements = [Replicate() if isinstance(p, Partial) else p for p in y.placements]
         return distribute_tensor(whole, y.device_mesh, placements, src_data_rank=None)
 
@@ -53,13 +57,15 @@ class _World(backends.DistributedBackend):
 
 
 class DTensorRun(runner.CaseRun):
-    """A run on all ranks of the job."""
+    """A run that computes cases with DTensors. Collective: construct it on every rank."""
 
     def __init__(self, comm: MPI.Intracomm, time_limit_s: float = runner.TIME_LIMIT_S) -> None:
         super().__init__(comm, time_limit_s)
-        meeting = comm.bcast(Path(tempfile.mkdtemp()) / "ranks")
-        patience = datetime.timedelta(seconds=2 * time_limit_s)
-        torch.distributed.init_process_group("gloo", f"file://{meeting}", patience, comm.size, comm.rank)
+        # gloo's processes find each other by a file, which needs no free port. All ranks use the folder of rank 0.
+        rendezvous = comm.bcast(Path(tempfile.mkdtemp()) / "ranks")
+        # Longer than the limit of the engine, which must end a hanging job first: it names the case.
+        timeout = datetime.timedelta(seconds=2 * time_limit_s)
+        torch.distributed.init_process_group("gloo", f"file://{rendezvous}", timeout, comm.size, comm.rank)
         self._mesh = DeviceMesh("cpu", list(range(comm.size)))
 
     def layouts(self, case: runner.Case) -> Sequence[CaseLayout]:
@@ -79,7 +85,7 @@ class DTensorRun(runner.CaseRun):
         -------
         backends.ReferenceBackend
         """
-        return _World(grid, layout, self.fails, self._mesh)
+        return _DTensorBackend(grid, layout, self.fails, self._mesh)
 
     def classify(
         self, reference: Refusal | None, outcomes: Sequence[RankOutcome], case: runner.Case
@@ -99,12 +105,12 @@ class DTensorRun(runner.CaseRun):
 
 
 def classify_refusals(refused: Sequence[Refusal | None]) -> tuple[Verdict, str] | None:
-    """Return the verdict on a sample that some ranks reject."""
+    """Return the verdict on a sample, and its message, or None if no rank rejects it."""
     if not any(refused):
         return None
     kinds = {each and each.kind for each in refused}
-    told = "; ".join(dict.fromkeys("computes" if each is None else f"{each.kind}: {each.text}" for each in refused))
+    texts = "; ".join(dict.fromkeys("computes" if each is None else f"{each.kind}: {each.text}" for each in refused))
     if len(kinds) > 1:
-        return Verdict.WRONG, f"ranks differ: {told}"
-    ours = any(word.lower() in told.lower() for word in _OWN_WORDS)
-    return (Verdict.RAISES if ours else Verdict.UNCLEAR), told
+        return Verdict.WRONG, f"ranks differ: {texts}"
+    is_of_dtensor = any(word.lower() in texts.lower() for word in _DTENSOR_WORDS)
+    return (Verdict.RAISES if is_of_dtensor else Verdict.UNCLEAR), texts

@@ -17,6 +17,7 @@ from distconv.jobs.verification.engine.journal import Line, size
 from distconv.jobs.verification.engine.layouts import KINDS
 from distconv.jobs.verification.engine.verdicts import BAD, Verdict
 
+# The columns of the data file have the short names: other names would change its format.
 SHORT = {
     "samples": ("n", "all ranks along the samples"),
     "depth": ("d", "all ranks along the depth (3-D)"),
@@ -24,21 +25,25 @@ SHORT = {
     "width": ("w", "all ranks along the width"),
     "samples + space": ("n·s", "two groups of samples, the other ranks along the first spatial dimension"),
     "two in space": ("s·s", "two ranks along the first spatial dimension, the others along the second"),
-    "uneven": ("uneven", "along the first spatial dimension (or the samples), in blocks of growing size, perhaps none"),
-    "cyclic": ("cyclic", "the same, in cyclic blocks of two or one"),
+    "uneven": ("uneven", "first spatial dimension (or samples) in blocks of increasing size, the first perhaps empty"),
+    "cyclic": ("cyclic", "first spatial dimension (or samples) in cyclic blocks of two indices or one"),
     "empty samples": ("empty n", "one sample: all ranks but one have an empty block"),
     "empty space": ("empty s", "the smallest size that the operator accepts along the first spatial dimension"),
-    "nothing split": ("whole", "every tensor is replicated on all ranks"),
-    "replicas": ("r", "the same, on the grid axis for replicas"),
+    "nothing split": ("whole", "every tensor is replicated on all ranks, which are along the samples"),
+    "replicas": ("r", "every tensor is replicated on all ranks, which are along the grid axis for replicas"),
     "replicas + space": ("r·s", "two replicas of tensors that are split along the first spatial dimension"),
-    "channels": ("c", "all ranks along the channels, whose number they divide"),
-    "ragged channels": ("c ragged", "the same, with a number they do not divide"),
-    "empty channels": ("c empty", "fewer channels than ranks"),
+    "channels": ("c", "all ranks along the channels; the number of ranks divides that of channels"),
+    "ragged channels": (
+        "c ragged",
+        "all ranks along the channels; the number of ranks does not divide that of channels",
+    ),
+    "empty channels": ("c empty", "all ranks along the channels, of which there are fewer than ranks"),
     "channels + samples": ("c·n", "two ranks along the channels, the others along the samples"),
     "channels + space": ("c·s", "two ranks along the channels, the others along the first spatial dimension"),
 }
 """Heading and meaning of each kind of layout."""
 
+# A cell of the tables shows the worst verdict of all rank counts.
 _SIGNS = {
     Verdict.EXACT: "=",
     Verdict.REDISTRIBUTES: "~",
@@ -52,7 +57,7 @@ _SIGNS = {
     Verdict.HANGS: "HANGS",
 }
 
-_WORST = [
+_WORST_FIRST = [
     *(Verdict.HANGS, Verdict.WRONG, Verdict.UNCLEAR, Verdict.INFINITE, Verdict.RAISES, Verdict.REPLICATES),
     *(Verdict.REDISTRIBUTES, Verdict.OTHER_WORDS, Verdict.REFUSED, Verdict.EXACT),
 ]
@@ -79,7 +84,7 @@ Environment: {machine}
 _LEGEND = """\
 ## Families
 
-Number of rows and kinds of grids with each result, the worst of all rank counts:
+Number of cases, each a row on one kind of grid, by their worst result over all rank counts:
 
 {families}
 | result | meaning |
@@ -120,7 +125,8 @@ def page(lines: Sequence[Line], data_name: str) -> str:
     """
     counts = sorted({line.ranks for line in lines})
     preface = _PREFACE.format(ranks=",".join(map(str, counts)), machine=machine(), data=data_name)
-    legend = _LEGEND.format(families=_family_table(lines), layouts=table(["column", "grid"], _layouts()))
+    grids = table(["column", "grid"], [SHORT[kind] for kind in KINDS])
+    legend = _LEGEND.format(families=_family_table(lines), layouts=grids)
     return "\n".join([preface + _totals(lines, counts), legend, _messages(lines)])
 
 
@@ -177,10 +183,6 @@ def machine() -> str:
     return f"torch {torch.__version__}, {mpi}, mpi4py {mpi4py_version}, {python}, {platform.machine()}, no GPU."
 
 
-def _layouts() -> list[tuple[str, str]]:
-    return [SHORT[kind] for kind in KINDS]
-
-
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown.
 
@@ -206,8 +208,8 @@ def _totals(lines: Sequence[Line], counts: Sequence[int]) -> str:
         verdicts = Counter(line.verdict for line in own)
         operators = len({line.operator for line in own})
         moved = size(sum(line.moved_bytes for line in own))
-        rows.append([str(ranks), str(operators), str(len(own)), *(str(verdicts[v]) for v in _WORST[::-1]), moved])
-    heads = ["ranks", "operators", "cases", *(verdict.value for verdict in _WORST[::-1]), "redistributed"]
+        rows.append([str(ranks), str(operators), str(len(own)), *(str(verdicts[v]) for v in _WORST_FIRST[::-1]), moved])
+    heads = ["ranks", "operators", "cases", *(verdict.value for verdict in _WORST_FIRST[::-1]), "redistributed"]
     return "## Totals\n\n" + table(heads, rows)
 
 
@@ -215,8 +217,9 @@ def _cell(same: Sequence[Line]) -> str:
     """Return the worst verdict of one row on one kind of layout, over all rank counts."""
     if not same:
         return ""
-    worst = min((line.verdict for line in same), key=_WORST.index)
+    worst = min((line.verdict for line in same), key=_WORST_FIRST.index)
     having = [line for line in same if line.verdict is worst]
+    # Rank counts are listed only if others have a better verdict.
     sign = _SIGNS[worst]
     if worst in (Verdict.REDISTRIBUTES, Verdict.REPLICATES):
         sign = f"{sign} {size(max(line.moved_bytes for line in having))}"
@@ -240,6 +243,9 @@ def _messages(lines: Sequence[Line]) -> str:
 
 
 def general(line: Line) -> str:
-    """Return the message without the parts that differ between grids."""
+    """Return the message without the parts that differ between grids.
+
+    Numbers are replaced in messages of unsupported operations only: in other messages, they are the finding.
+    """
     text = re.sub(r"Distribution\(\(.*?\) over [^)]*\)", "Distribution(...)", line.outcome_text)
     return re.sub(r"\d+", "N", text) if line.verdict is Verdict.RAISES else text

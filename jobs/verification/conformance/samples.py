@@ -25,6 +25,7 @@ from distconv.jobs.verification.engine.runner import Case
 
 _SEED = 7
 
+# A crash would end the job, and values that the memory holds differ on every run.
 WITHOUT_ELEMENTS = {
     "lu_unpack": "torch crashes",
     "_segment_reduce.offsets": "torch crashes",
@@ -56,12 +57,13 @@ KINDS = (
 MOST = 40
 """Maximum number of samples among which the largest one is selected."""
 
+# Grid axes by number of dimensions, as networks use them.
 _DIMS = {1: ["n"], 2: ["n", "w"], 3: ["n", "c", "w"], 4: ["n", "c", "h", "w"], 5: ["n", "c", "d", "h", "w"]}
 
 
 @dataclass(frozen=True)
 class Sample(Case):
-    """A call with its arguments, which are copied first."""
+    """A call of an operator or a module with its arguments. The call gets copies of them."""
 
     operator: str
     option: str
@@ -70,9 +72,9 @@ class Sample(Case):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     module: Callable[[], torch.nn.Module] | None = None
-    """With it, ``function`` takes the module first."""
+    """Builds the module, which ``function`` takes first. None for a function."""
     kinds: Sequence[str] | None = None
-    """Kinds of layouts, with an axis for every dimension. If None, the first and last dimensions are split."""
+    """Kinds of layouts, with an axis for every dimension. None splits the first and the last dimension."""
 
     as_torch_takes_it = True
 
@@ -82,7 +84,7 @@ class Sample(Case):
         return frozenset(axis for value in self.tensors() for axis in self._dims(value) if axis)
 
     def layouts(self, ranks: int) -> Sequence[CaseLayout]:
-        """Return the layouts of the kinds, or along the first dimension, the last, and both of them."""
+        """Return the layouts of ``kinds``; without them, the first dimension, the last, and both are split."""
         if self.kinds is not None:
             return super().layouts(ranks)
         grids: dict[str, Extents] = {"first": {"n": ranks}, "last": {"w": ranks}}
@@ -96,7 +98,7 @@ class Sample(Case):
         return layouts
 
     def compute(self, backend: ReferenceBackend) -> None:
-        """Call the function, and differentiate what it gives."""
+        """Call the function, and differentiate its results."""
         first = next(iter(self.tensors()), None)
 
         def put(value: Any) -> Any:
@@ -110,6 +112,7 @@ class Sample(Case):
         module = None if self.module is None else backend.model(self.module(), parallel=self.kinds is not None)
         seed()
         result = self.function(*([] if module is None else [module]), *args, **kwargs)
+        # Python's numbers are results as well, such as those of item() or equal().
         answers = [y for y in tree_leaves(result) if isinstance(y, (torch.Tensor, bool, int, float))]
         inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         backend.differentiate(
@@ -129,6 +132,7 @@ class Sample(Case):
     def _dims(self, value: torch.Tensor) -> list[str | None]:
         if self.kinds is not None and value.dim() in _DIMS:
             return list(_DIMS[value.dim()])
+        # "nw": a vector is split over the first of these axes that the grid splits.
         return ["n", *[None] * (value.dim() - 2), "w"] if value.dim() > 1 else ["nw"]
 
 
@@ -146,7 +150,7 @@ def seed() -> None:
 
 def names() -> list[str]:
     """Return every operator and module that has samples."""
-    return list(_databases())
+    return list(_sample_databases())
 
 
 def samples(name: str, most: int | None = None) -> Iterator[Sample]:
@@ -163,46 +167,46 @@ def samples(name: str, most: int | None = None) -> Iterator[Sample]:
     -------
     iterator of Sample
     """
-    return (sample for sample in _all(name, most) if sample.tensors())
+    return (sample for sample in _all_samples(name, most) if sample.tensors())
 
 
-def _all(name: str, most: int | None) -> Iterator[Sample]:
-    for info in _databases()[name]:
+def _all_samples(name: str, most: int | None) -> Iterator[Sample]:
+    for info in _sample_databases()[name]:
         if hasattr(info, "module_cls"):
-            yield from _of_module(info, most)
+            yield from _module_samples(info, most)
             continue
-        for number, drawn in enumerate(_drawn(info, most)):
-            yield _spelled(info, str(number), drawn, [info.op])
-            if info.inplace_variant is not None and _stays(drawn):
-                yield _spelled(info, f"{number} in place", drawn, [partial(_in_place, info.inplace_variant)])
+        for number, drawn in enumerate(_draw_samples(info, most)):
+            yield _make_sample(info, str(number), drawn, [info.op])
+            if info.inplace_variant is not None and _can_change_in_place(drawn):
+                yield _make_sample(info, f"{number} in place", drawn, [partial(_in_place, info.inplace_variant)])
             if info.supports_out and "out" not in drawn.kwargs:
-                yield _spelled(info, f"{number} out=", drawn, [partial(_out, info.op)], finish=False)
+                yield _make_sample(info, f"{number} out=", drawn, [partial(_out, info.op)], finish=False)
 
 
 def largest(name: str) -> Iterator[Sample]:
     """Yield the first and last of an operator's largest samples, in all variants, or the first samples of a module."""
-    for info in _databases()[name]:
+    for info in _sample_databases()[name]:
         if hasattr(info, "module_cls"):
-            of_module = [replace(each, kinds=KINDS) for each in _of_module(info, MOST) if each.size()]
+            of_module = [replace(each, kinds=KINDS) for each in _module_samples(info, MOST) if each.size()]
             for evaluated in (False, True):
                 yield from islice((each for each in of_module if each.option.endswith("eval") == evaluated), 1)
             continue
-        drawn = _drawn(info, MOST)
-        sizes = [_spelled(info, "", of_module, []).size() for of_module in drawn]
+        drawn = _draw_samples(info, MOST)
+        sizes = [_make_sample(info, "", each, []).size() for each in drawn]
         biggest = [number for number, size in enumerate(sizes) if size and size == max(sizes)]
         spellings = [info, *info.aliases]
         ways = ("op", "method_variant", "operator_variant")
         functions = [getattr(spelling, way, None) for spelling in spellings for way in ways]
         changing = [partial(_in_place, s.inplace_variant) for s in spellings if s.inplace_variant is not None]
         for number in dict.fromkeys([*biggest[:1], *biggest[-1:]]):
-            yield replace(_spelled(info, f"sample {number}", drawn[number], functions), kinds=KINDS)
-            if changing and _stays(drawn[number]):
-                yield replace(_spelled(info, f"sample {number}, in place", drawn[number], changing), kinds=KINDS)
+            yield replace(_make_sample(info, f"sample {number}", drawn[number], functions), kinds=KINDS)
+            if changing and _can_change_in_place(drawn[number]):
+                yield replace(_make_sample(info, f"sample {number}, in place", drawn[number], changing), kinds=KINDS)
 
 
 @dataclass(frozen=True)
 class Emptied(Sample):
-    """A sample without elements, which distconv must take or reject as torch does."""
+    """A sample without elements, which distconv must compute or reject as torch does."""
 
     as_torch_takes_it = False
 
@@ -213,22 +217,22 @@ def emptied(name: str) -> Iterator[Emptied]:
     Each dimension of the first tensor is emptied in turn. If there are other tensors, a second variant also empties
     their dimensions of the same size.
     """
-    for info in [] if name in WITHOUT_ELEMENTS else _databases()[name]:
+    for info in [] if name in WITHOUT_ELEMENTS else _sample_databases()[name]:
         if hasattr(info, "module_cls"):
-            sample = next((each for each in _of_module(info, MOST) if each.size()), None)
+            sample = next((each for each in _module_samples(info, MOST) if each.size()), None)
         else:
-            drawn = [_spelled(info, "", each, [info.op]) for each in _drawn(info, MOST)]
+            drawn = [_make_sample(info, "", each, [info.op]) for each in _draw_samples(info, MOST)]
             sample = max((each for each in drawn if each.size()), key=Sample.size, default=None)
         first = None if sample is None else sample.tensors()[0]
         for dim in range(0 if first is None else first.dim()):
             assert sample is not None and first is not None
             for every in [False, True][: len(sample.tensors())]:
-                args, kwargs = tree_map(partial(_without, first, dim, every), (sample.args, sample.kwargs))
+                args, kwargs = tree_map(partial(_empty_dimension, first, dim, every), (sample.args, sample.kwargs))
                 option = f"dimension {dim}{' of all' if every else ''}"
                 yield Emptied(name, option, sample.function, args, kwargs, sample.module, EMPTY_KINDS)
 
 
-def _without(first: torch.Tensor, dim: int, every: bool, value: Any) -> Any:
+def _empty_dimension(first: torch.Tensor, dim: int, every: bool, value: Any) -> Any:
     """Return ``first`` without elements along ``dim``, and other values unchanged.
 
     With ``every``, other tensors are emptied along their dimensions of the same size.
@@ -241,9 +245,9 @@ def _without(first: torch.Tensor, dim: int, every: bool, value: Any) -> Any:
 
 
 @cache
-def _databases() -> dict[str, list[Any]]:
+def _sample_databases() -> dict[str, list[Any]]:
     """Return the sample databases of all operators and modules, by name."""
-    # torch's test modules import it for a class of tests, which nothing here is.
+    # torch's test modules import expecttest, which need not be installed, for a base class of tests. None runs here.
     stand_in = types.ModuleType("expecttest")
     stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
     sys.modules.setdefault("expecttest", stand_in)
@@ -263,25 +267,28 @@ def _name(operator: Any) -> str:
     return f"{operator.name}.{operator.variant_test_name}".removesuffix(".")
 
 
-def _drawn(operator: Any, most: int | None) -> list[Any]:
+def _draw_samples(operator: Any, most: int | None) -> list[Any]:
     dtype = next((dtype for dtype in DTYPES if dtype in operator.dtypes), None)
     if dtype is None:
         return []
     seed()
     grad = dtype is torch.float64 and operator.supports_autograd
-    # All at once: what runs in between draws numbers, too.
+    # A list, because the samples draw random numbers while they are made: a call in between would draw some, too.
     return list(islice(operator.sample_inputs("cpu", dtype, requires_grad=grad), most))
 
 
-def _stays(sample: Any) -> bool:
+def _can_change_in_place(sample: Any) -> bool:
     """Return True if the first argument can be changed in place."""
     return not sample.broadcasts_input and isinstance(sample.input, torch.Tensor)
 
 
-def _spelled(operator: Any, option: str, sample: Any, functions: Sequence[Any], finish: bool = True) -> Sample:
-    """Return a sample of ``operator`` that calls each of ``functions``."""
-    calls = [partial(_finished, sample.output_process_fn_grad if finish else _same, f) for f in functions if f]
-    function = calls[0] if len(calls) == 1 else partial(_every, calls)
+def _make_sample(operator: Any, option: str, sample: Any, functions: Sequence[Any], finish: bool = True) -> Sample:
+    """Return a sample of ``operator`` that calls each of ``functions``; None is left out.
+
+    ``finish`` applies torch's own conversion of a result to its differentiable part, which results of ``out=`` lack.
+    """
+    calls = [partial(_call_and_finish, sample.output_process_fn_grad if finish else _same, f) for f in functions if f]
+    function = calls[0] if len(calls) == 1 else partial(_call_each, calls)
     return Sample(_name(operator), option, function, (sample.input, *sample.args), sample.kwargs)
 
 
@@ -289,19 +296,21 @@ def _same(result: Any) -> Any:
     return result
 
 
-def _every(calls: Sequence[Callable[..., Any]], *args: Any, **kwargs: Any) -> list[Any]:
+def _call_each(calls: Sequence[Callable[..., Any]], *args: Any, **kwargs: Any) -> list[Any]:
     return [call(*args, **kwargs) for call in calls]
 
 
-def _finished(finish: Callable[[Any], Any], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _call_and_finish(finish: Callable[[Any], Any], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return finish(function(*args, **kwargs))
 
 
 def _in_place(function: Callable[..., Any], input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    # A copy, because torch rejects an in-place change of a leaf that requires a gradient.
     return function(input.clone(), *args, **kwargs)
 
 
 def _out(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    # torch's functions with out= do not support differentiation. A first call gives the shapes of the results.
     with torch.no_grad():
         result = function(*args, **kwargs)
         out = torch.zeros_like(result) if isinstance(result, torch.Tensor) else tuple(map(torch.zeros_like, result))
@@ -309,21 +318,21 @@ def _out(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return out
 
 
-def _of_module(info: Any, most: int | None) -> Iterator[Sample]:
+def _module_samples(info: Any, most: int | None) -> Iterator[Sample]:
     for training in (True, False):
         seed()
         given = info.module_inputs_func(info, device="cpu", dtype=torch.float64, requires_grad=True, training=training)
         for number, given_sample in enumerate(list(islice(given, most))):
             option = f"{number}{'' if training else ' eval'}"
-            module = partial(_built, info.module_cls, given_sample.constructor_input, training)
+            module = partial(_build_module, info.module_cls, given_sample.constructor_input, training)
             forward = given_sample.forward_input
-            yield Sample(f"nn.{info.module_cls.__name__}", option, _called, forward.args, forward.kwargs, module)
+            yield Sample(f"nn.{info.module_cls.__name__}", option, _call_module, forward.args, forward.kwargs, module)
 
 
-def _built(kind: type[torch.nn.Module], given: Any, training: bool) -> torch.nn.Module:
-    seed()
+def _build_module(kind: type[torch.nn.Module], given: Any, training: bool) -> torch.nn.Module:
+    seed()  # the same parameters on all ranks and in the reference
     return kind(*given.args, **given.kwargs).double().train(training)
 
 
-def _called(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _call_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module(*args, **kwargs)

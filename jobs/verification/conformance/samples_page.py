@@ -39,7 +39,9 @@ process count as wrong.
 _HEADS = ["by a rule", "replicates", "raises", "unclear", "wrong", "hangs", "exact"]
 
 _SILENT = {Verdict.WRONG, Verdict.HANGS}
+"""Verdicts of which a user may get no error."""
 
+# Verdicts of each column of _HEADS but the last, which is the fraction of exact results.
 _GROUPS = [
     {Verdict.EXACT, Verdict.REDISTRIBUTES}, {Verdict.REPLICATES}, {Verdict.RAISES}, {Verdict.UNCLEAR}, {Verdict.WRONG},
     {Verdict.HANGS},
@@ -71,7 +73,7 @@ def page(lines: Sequence[Line], most: int | None = None) -> str:
     )
     heads = ["ranks", "cases", *_HEADS]
     rows = [[str(n), *_row([line for line in own if line.ranks == n])] for n in counts]
-    return preface + "\n" + table(heads, rows) + _compare_with_dtensor(lines) + _refused(own)
+    return preface + "\n" + table(heads, rows) + _compare_with_dtensor(lines) + _inexact_results(own)
 
 
 def _row(lines: Sequence[Line]) -> list[str]:
@@ -86,8 +88,10 @@ def _compare_with_dtensor(lines: Sequence[Line]) -> str:
         return ""
     rows, wrong = [], Counter[str]()
     for ranks in counts:
+        # DTensor runs on one layout, "last". A line of a job that hung has no layout.
         here = [line for line in lines if line.ranks == ranks and line.layout in ("last", "")]
         ours, theirs = ({_name(line): line for line in here if line.family == each} for each in (FAMILY, DTENSOR))
+        # Either may lack samples: distconv's if torch rejects them, DTensor's if it cannot start them.
         both = ours.keys() & theirs.keys()
         rows += [
             [str(ranks), who, *_row([lines_of[name] for name in both])]
@@ -103,15 +107,15 @@ def _name(line: Line) -> tuple[str, str]:
     return line.operator, line.option
 
 
-def _refused(lines: Sequence[Line]) -> str:
+def _inexact_results(lines: Sequence[Line]) -> str:
     """Return each message once, with its count and its operators."""
     by_text: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
         if line.verdict not in EXACT:
             by_text.setdefault((line.verdict.value, general(line)), []).append(line)
-    told = [
+    entries = [
         f"- {len(same)} x {verdict}, {', '.join(f'`{name}`' for name in sorted({line.operator for line in same}))}: "
         f"{text}"
         for (verdict, text), same in by_text.items()
     ]
-    return "\n## Results that are not exact\n\n" + "\n".join(told) + "\n" if told else ""
+    return "\n## Results that are not exact\n\n" + "\n".join(entries) + "\n" if entries else ""

@@ -1,8 +1,14 @@
 """Cases of the conformance table: an operator with its options, and its inputs with letters instead of sizes.
 
-Inputs are written like ``"N C H W"``. A capital is a dimension split over the grid axis of that name. A small letter is
-a dimension of the same size that is not split, a number a dimension of that size that is not split. ``C+2`` and ``H-1``
-are computed from the letter's size and ``C=5`` sets it; ``W:h`` is split over w and has the size of h.
+Inputs are written like ``"N C H W"``, with one word for each dimension:
+
+- ``H``: split over the grid axis h, with the size of h;
+- ``h``: not split, with the size of h;
+- ``3``: not split, with this size;
+- ``W:h``: split over the grid axis w, with the size of h;
+- ``C+2``, ``H-1``, ``C=5``: split, with a size that is computed from the letter's or replaces it.
+
+The sizes of the letters depend on the layout.
 """
 
 from __future__ import annotations
@@ -20,11 +26,12 @@ from distconv.jobs.verification.engine.backends import ReferenceBackend, seed
 from distconv.jobs.verification.engine.layouts import Extents
 
 Sizes = Extents
-"""Extent of each letter (small)."""
+"""Size of each small letter."""
 
 FEW = ("samples", "height", "samples + space", "uneven", "empty space", "channels + space", "empty channels")
-"""Kinds of layouts for cases that differ from another one in numbers, not in what is sent."""
+"""Kinds of layouts for a case whose messages are those of another case, so that it differs in its numbers only."""
 
+# Groups: capital, letter of its size, small letter, number; then the change of the size and its amount.
 _DIMENSION = re.compile(r"(?:([NCDHW])(?::([ncdhw]))?|([ncdhw])|(\d+))(?:([+=-])(\d+))?$")
 
 _CHANGES: dict[str, Callable[[int, int], int]] = {
@@ -34,11 +41,13 @@ _CHANGES: dict[str, Callable[[int, int], int]] = {
 }
 
 
-def _parsed(dimension: str, sizes: Sizes) -> tuple[str | None, int]:
+def _parse_dimension(dimension: str, sizes: Sizes) -> tuple[str | None, int]:
     """Parse a dimension: its grid axis (None if it is not split) and its size."""
     match = _DIMENSION.match(dimension)
     if match is None:
-        raise ValueError(f"conformance table: {dimension!r} is no dimension")
+        raise ValueError(
+            f"Input: {dimension!r} is not a valid dimension. Write it as the module's docstring describes."
+        )
     capital, other, small, number, change, by = match.groups()
     extent = int(number) if number else sizes[other or small or capital.lower()]
     return capital.lower() if capital else None, _CHANGES[change](extent, int(by)) if change else extent
@@ -54,24 +63,24 @@ class Input:
     """A key of :data:`VALUES`."""
     grad: bool = True
     """True compares its gradient, if its dtype can have one."""
-    layout: Literal["split", "balanced", "whole", "plain"] = "split"
+    layout: Literal["split", "balanced", "replicated", "plain"] = "split"
     """Distribution of the input over ranks.
 
-    ``split`` is that of the layout, and ``balanced`` is the same without uneven or cyclic blocks. ``whole`` is a
-    replicated DistTensor, and ``plain`` an ordinary tensor.
+    ``split`` is that of the layout. ``balanced`` splits the same dimensions, but never into uneven or cyclic blocks.
+    ``replicated`` is a replicated DistTensor, and ``plain`` an ordinary tensor.
     """
     dtype: torch.dtype | None = None
     """Dtype of the tensor. None selects the dtype of the case."""
 
     def axes(self) -> tuple[str | None, ...]:
-        """Return the grid axis of each dimension."""
-        if self.layout in ("whole", "plain"):
+        """Return the grid axis of each dimension, or None if it is not split."""
+        if self.layout in ("replicated", "plain"):
             return (None,) * len(self.dims.split())
         return tuple(dimension[0].lower() if dimension[0].isupper() else None for dimension in self.dims.split())
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
         """Return the global shape."""
-        return tuple(_parsed(dimension, sizes)[1] for dimension in self.dims.split())
+        return tuple(_parse_dimension(dimension, sizes)[1] for dimension in self.dims.split())
 
     def put(
         self, backend: ReferenceBackend, sizes: Sizes, dtype: torch.dtype, generator: torch.Generator
@@ -91,6 +100,7 @@ class Input:
         -------
         torch.Tensor
         """
+        # The full tensor on every rank, from the same generator: all grids and the reference have the same values.
         values = VALUES[self.values](self.shape(sizes), sizes, generator)
         values = values.to(self.dtype or dtype) if values.is_floating_point() else values
         if self.layout == "plain":
@@ -138,11 +148,16 @@ def fixed(dims: str, values: str = "normal", **options: Any) -> Input:
 
 @dataclass(frozen=True)
 class ConformanceCase(runner.Case):
-    """An operator with one choice of options. ``function`` takes the inputs; with ``module``, the module first."""
+    """An operator with one choice of options.
+
+    ``operator`` and ``option`` identify a case within its family, in journals and on the page. A case that gets another
+    name must be run again for both.
+    """
 
     operator: str
     option: str
     function: Callable[..., Any]
+    """Takes the inputs, after the module if there is one, and returns a tensor or several of them."""
     inputs: tuple[Input, ...]
     module: Callable[[Sizes], nn.Module] | None = None
     parallel: bool = False
@@ -157,7 +172,7 @@ class ConformanceCase(runner.Case):
     condition: float = 1.0
     """Factor on the tolerance of the comparison, for cases that amplify round-off."""
     kinds: tuple[str, ...] | None = None
-    """Kinds of layouts it runs on. None selects all kinds that split one of its dimensions."""
+    """Kinds of layouts on which the case runs. None selects all kinds that split one of its dimensions."""
 
     @property
     def axes(self) -> frozenset[str]:
@@ -170,8 +185,10 @@ class ConformanceCase(runner.Case):
         return any("infinit" in given.values for given in self.inputs)
 
     def compute(self, backend: ReferenceBackend) -> None:
-        """Call the function, and differentiate what it gives."""
+        """Call the function, and differentiate its results."""
         sizes = dict(backend.layout.sizes)
+        # Before the parameters, and again before the call: all backends must draw the same numbers in both, although
+        # parallelize and the inputs may draw other ones in between.
         seed()
         module = None if self.module is None else self.module(sizes).to(self.dtype)
         generator = torch.Generator().manual_seed(5)
@@ -242,7 +259,7 @@ def _random(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) ->
 
 
 def _with(special: float) -> Callable[..., torch.Tensor]:
-    """Return normal random numbers, every eleventh of which is ``special``."""
+    """Return a function that makes normal random numbers, every eleventh of which is ``special``."""
 
     def make(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> torch.Tensor:
         values = _random(shape, sizes, generator).reshape(-1)
@@ -253,7 +270,7 @@ def _with(special: float) -> Callable[..., torch.Tensor]:
 
 
 def _sites(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> torch.Tensor:
-    """Return normal random numbers at a fifth of the positions (N, C, ...), zeros elsewhere."""
+    """Return normal random numbers at a fifth of the positions, for all channels (N, C, ...), and zeros elsewhere."""
     values = _random(shape, sizes, generator)
     return values * (torch.rand(shape[0], 1, *shape[2:], generator=generator) < 0.2)
 
@@ -274,4 +291,9 @@ VALUES: dict[str, Callable[[tuple[int, ...], Sizes, torch.Generator], torch.Tens
     "classes": lambda shape, sizes, generator: torch.randint(0, sizes["c"], shape, generator=generator),
     "sites": _sites,
 }
-"""Values that tensors hold, by name. ``classes`` are labels of C classes."""
+"""Functions that make the values of a tensor, by name, from its shape, the sizes of all letters and a generator.
+
+``ties`` are few different values, so that several elements are the largest. ``far`` has a mean that is much larger than
+the standard deviation, which amplifies round-off. ``classes`` are labels of C classes, and ``sites`` the values of a
+sparse tensor.
+"""

@@ -47,7 +47,7 @@ class ExciteByMean(nn.Module):
 
 
 class Tied(nn.Module):
-    """A convolution that is used twice, and whose weight is used directly, too."""
+    """A convolution that is used twice, and whose weight is used directly: all three uses add to one gradient."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -226,4 +226,4 @@ BLOCKS: dict[str, Callable[[int], nn.Module]] = {
     "depthwise, 1x1": lambda c: nn.Sequential(nn.Conv2d(c, c, 3, padding=1, groups=c), nn.Conv2d(c, c, 1)),
     "conv, batch norm, ReLU": batch_normed,
 }
-"""Blocks that keep the number of channels."""
+"""Blocks of a number of channels, which they keep, so that differential tests can draw a sequence of them."""

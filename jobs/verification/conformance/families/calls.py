@@ -1,4 +1,8 @@
-"""Other ways to call the same operators: autograd modes, autocast, modules without samples, random operators."""
+"""Other ways to call the same operators: autograd modes, autocast, modules without samples, random operators.
+
+Cases that change a tensor in place copy it first (``x * 1``): torch rejects such changes of a leaf that requires a
+gradient.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ def _penalty(x: torch.Tensor) -> torch.Tensor:
     return gradient * x
 
 
-def _own_gradient(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def _gradient_of_weight(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     (gradient,) = torch.autograd.grad(F.conv2d(x, w, padding=1).square().sum(), w)
     return x * gradient.mean()
 
@@ -44,6 +48,7 @@ def _under_autocast(function: Callable[..., torch.Tensor]) -> Callable[..., torc
     return call
 
 
+# An operator that takes the result of a convolution has an input in bfloat16.
 _AUTOCAST: dict[str, tuple[Callable[..., torch.Tensor], tuple[Input, ...]]] = {
     "conv2d": (lambda x, w: F.conv2d(x, w, padding=1), (_X, plain("4 c 3 3"))),
     "conv_transpose2d": (lambda x, w: F.conv_transpose2d(x, w, stride=2), (_X, plain("c 3 2 2"))),
@@ -56,13 +61,13 @@ _AUTOCAST: dict[str, tuple[Callable[..., torch.Tensor], tuple[Input, ...]]] = {
 }
 
 
-def _twice(x: torch.Tensor) -> torch.Tensor:
+def _dropout_twice(x: torch.Tensor) -> torch.Tensor:
     """Apply two masks in sequence, with another random number between them."""
     return F.dropout(F.dropout(x, 0.3) + torch.rand(()), 0.3)
 
 
-_DRAWN: dict[tuple[str, str], Callable[[torch.Tensor], Any]] = {
-    ("dropout", "twice"): _twice,
+_RANDOM: dict[tuple[str, str], Callable[[torch.Tensor], Any]] = {
+    ("dropout", "twice"): _dropout_twice,
     ("dropout", "in place"): lambda x: F.dropout(x * 1, 0.4, inplace=True),
     ("dropout", "of tokens"): lambda x: F.dropout(x.flatten(2).transpose(1, 2), 0.4),
     ("dropout", "of permuted dimensions"): lambda x: F.dropout(x.permute(0, 2, 3, 1).sin(), 0.4),
@@ -71,6 +76,7 @@ _DRAWN: dict[tuple[str, str], Callable[[torch.Tensor], Any]] = {
     ("randn_like", "of some channels, transposed"): lambda x: x[:, 1:].mT + torch.randn_like(x[:, 1:].mT),
     ("gumbel_softmax", "over C"): lambda x: F.gumbel_softmax(x, dim=1),
     **{
+        # name=name: a lambda in a loop would otherwise see the last name.
         (name, "in place"): lambda x, name=name: getattr(x * 0 + 0.5, name)() * x  # type: ignore[misc]
         for name in ("bernoulli_", "random_", "normal_")
     },
@@ -108,16 +114,18 @@ CASES: tuple[ConformanceCase, ...] = (
     case("conv2d", "no_grad", _without_gradient, _X, plain("c c 3 3")),
     case("conv2d", "inference_mode", _inferred, _X, plain("c c 3 3")),
     case("autograd.grad", "create_graph, elementwise", _penalty, _X),
-    case("autograd.grad", "of a weight", _own_gradient, _X, plain("3 c 3 3")),
+    case("autograd.grad", "of a weight", _gradient_of_weight, _X, plain("3 c 3 3")),
+    # The comparison has the tolerance of float32, 1e-5. The condition makes it that of bfloat16, 2e-2.
     *(
         case(name, "autocast to bfloat16", _under_autocast(call), *given, dtype=torch.float32, condition=2e3, kinds=FEW)
         for name, (call, given) in _AUTOCAST.items()
     ),
-    *(case(name, option, function, _X) for (name, option), function in _DRAWN.items()),
+    *(case(name, option, function, _X) for (name, option), function in _RANDOM.items()),
     *(
         case(name, option, function, _X, multiple=2, least={"h": 2, "w": 3})
         for (name, option), function in _FURTHER.items()
     ),
+    # As built only: the first of the two cases of a module.
     *(
         modules(name, "", build, *given, multiple=2, least={"h": 2, "w": 2}, kinds=FEW)[0]
         for name, (build, given) in _MODULES.items()

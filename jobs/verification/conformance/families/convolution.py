@@ -27,7 +27,7 @@ _OPTIONS: dict[str, tuple[int, dict[str, Any], tuple[int, ...]]] = {
     "K2 d3 p3": (2, {"padding": 3, "dilation": 3}, (2,)),
     "K3 p3 (more than the kernel needs)": (3, {"padding": 3}, (2,)),
 }
-"""Kernel, options, and spatial dimensions."""
+"""Kernel size, options, and numbers of spatial dimensions, by the name of the case."""
 
 _MODULES: dict[tuple[str, str], dict[str, Any]] = {
     ("nn.Conv1d", "K7 p3"): {"kernel_size": 7, "padding": 3},
@@ -54,24 +54,28 @@ _MODULES: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("nn.ConvTranspose3d", "K2 s2"): {"filters": 3, "kernel_size": 2, "stride": 2},
 }  # fmt: skip
-"""Operator, option, arguments; ``c`` is the number of channels."""
+"""Arguments of the module by operator and option. ``c`` stands for the number of channels.
+
+``filters`` (default 6) is the number of output channels.
+"""
 
 
-def _least(count: int, kernel: int, options: dict[str, Any]) -> Sizes:
+def _smallest_sizes(count: int, kernel: int, options: dict[str, Any]) -> Sizes:
+    """Return the smallest spatial sizes for which the result has an element."""
     padding = options.get("padding", 0)
-    reach = (kernel - 1) * options.get("dilation", 1) + 1
-    around = reach if padding == "same" else 0 if padding == "valid" else 2 * padding
-    return dict.fromkeys("dhw"[3 - count :], max(1, reach - around))
+    covered = (kernel - 1) * options.get("dilation", 1) + 1
+    padded = covered if padding == "same" else 0 if padding == "valid" else 2 * padding
+    return dict.fromkeys("dhw"[3 - count :], max(1, covered - padded))
 
 
-def _functional(count: int, name: str) -> ConformanceCase:
+def _function_case(count: int, name: str) -> ConformanceCase:
     kernel, options, _ = _OPTIONS[name]
     given = (_X[count], plain("6 c " + " ".join([str(kernel)] * count)), plain("6"))
     function = partial(_FUNCTIONS[count], **options)
-    return case(f"conv{count}d", name, function, *given, least=_least(count, kernel, options))
+    return case(f"conv{count}d", name, function, *given, least=_smallest_sizes(count, kernel, options))
 
 
-def _module(operator: str, option: str) -> list[ConformanceCase]:
+def _module_cases(operator: str, option: str) -> list[ConformanceCase]:
     options = _MODULES[operator, option]
     groups, count = options.get("groups", 1), int(operator[-2])
 
@@ -81,22 +85,24 @@ def _module(operator: str, option: str) -> list[ConformanceCase]:
         module: nn.Module = getattr(nn, operator.removeprefix("nn."))(sizes["c"], given.pop("filters"), **given)
         return module
 
+    # Reflection of one row needs a second row.
     least = dict.fromkeys("dhw"[3 - count :], 2 if options.get("padding_mode") == "reflect" else 1)
     return modules(operator, option, build, _X[count], least=least, multiple=1 if groups == "c" else groups)
 
 
-def _padded(x: Any, w: Any, b: Any = None) -> Any:
+def _conv_p1(x: Any, w: Any, b: Any = None) -> Any:
     return F.conv2d(x, w, b, padding=1)
 
 
-_FIXED = plain("6 c 3 3", grad=False)
+_FIXED_WEIGHT = plain("6 c 3 3", grad=False)
 
 CASES: tuple[ConformanceCase, ...] = (
-    *(_functional(count, name) for name, (_, _, counts) in _OPTIONS.items() for count in counts),
-    case("conv2d", "dL/dx only", _padded, _X[2], _FIXED),
-    case("conv2d", "dL/dw only", _padded, fixed("N C H W"), plain("6 c 3 3")),
-    case("conv2d", "dL/dbias only", _padded, fixed("N C H W"), _FIXED, plain("6")),
-    case("conv2d", "replicated distributed weight", _padded, _X[2], Input("6 c 3 3", layout="whole")),
-    case("conv2d", "twice the same weight", lambda x, w: F.conv2d(_padded(x, w), w), _X[2], plain("c c 3 3")),
-    *(one for operator, option in _MODULES for one in _module(operator, option)),
+    *(_function_case(count, name) for name, (_, _, counts) in _OPTIONS.items() for count in counts),
+    # Each requires one gradient only, so the backward pass takes a branch without the others.
+    case("conv2d", "dL/dx only", _conv_p1, _X[2], _FIXED_WEIGHT),
+    case("conv2d", "dL/dw only", _conv_p1, fixed("N C H W"), plain("6 c 3 3")),
+    case("conv2d", "dL/dbias only", _conv_p1, fixed("N C H W"), _FIXED_WEIGHT, plain("6")),
+    case("conv2d", "replicated distributed weight", _conv_p1, _X[2], Input("6 c 3 3", layout="replicated")),
+    case("conv2d", "twice the same weight", lambda x, w: F.conv2d(_conv_p1(x, w), w), _X[2], plain("c c 3 3")),
+    *(one for operator, option in _MODULES for one in _module_cases(operator, option)),
 )

@@ -1,6 +1,7 @@
 """Dense reference of the sparse layers: torch's dense operators on volumes, with masks of the active sites.
 
-It shares nothing with the sparse layers except their settings and weights.
+It shares nothing with the sparse layers except their settings and weights, so a mistake of theirs is not repeated here.
+A dense layer computes inactive cells, too. They are set to zero after each layer.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Frame:
     cells: tuple[int, ...]
 
 
-def _reach(offsets: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+def _offset_range(offsets: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """Return the lowest and the highest offset of each dimension."""
     along = list(zip(*offsets, strict=True))
     return list(map(min, along)), list(map(max, along))
 
@@ -66,7 +68,8 @@ def frame_of(layer: Any, extents: Sequence[int]) -> Frame:
     -------
     Frame
     """
-    low, high = _reach(layer.offsets)
+    low, high = _offset_range(layer.offsets)
+    # Output u reads the inputs stride * u + dilation * offset. A transposed layer writes there instead.
     if getattr(layer, "transposed", False):
         cells = [
             (n - 1) * layer.stride + layer.dilation * (h - v) + 1 for n, v, h in zip(extents, low, high, strict=True)
@@ -78,9 +81,9 @@ def frame_of(layer: Any, extents: Sequence[int]) -> Frame:
     return Frame((0,) * len(extents), tuple(-(-n // layer.stride) for n in extents))
 
 
-def _padded(x: torch.Tensor, layer: Any, frame: Frame, value: float = 0.0) -> torch.Tensor:
+def _pad_input(x: torch.Tensor, layer: Any, frame: Frame, value: float = 0.0) -> torch.Tensor:
     """Return the cells (B, C, ...) that the windows of the outputs in ``frame`` cover, with padding."""
-    (low, high), dilation = _reach(layer.offsets), getattr(layer, "dilation", 1)
+    (low, high), dilation = _offset_range(layer.offsets), getattr(layer, "dilation", 1)
     pads, inside = list[int](), [slice(None), slice(None)]
     for n, first, cells, v, h in zip(x.shape[2:], frame.first, frame.cells, low, high, strict=True):
         begin, end = layer.stride * first + dilation * v, layer.stride * (first + cells - 1) + dilation * h + 1
@@ -90,67 +93,72 @@ def _padded(x: torch.Tensor, layer: Any, frame: Frame, value: float = 0.0) -> to
     return F.pad(x, pads, value=value)[tuple(inside)]
 
 
-def _box(layer: SparseConv, weight: torch.Tensor) -> torch.Tensor:
+def _dense_kernel(layer: SparseConv, weight: torch.Tensor) -> torch.Tensor:
     """Return the weights of a kernel without holes around all offsets."""
-    low, high = _reach(layer.offsets)
+    low, high = _offset_range(layer.offsets)
     extents = [h - v + 1 for v, h in zip(low, high, strict=True)]
     box = weight.new_zeros(*extents, *weight.shape[:2])
-    places = torch.tensor(layer.offsets) - torch.tensor(low)
-    return box.index_put(tuple(places.unbind(1)), weight.flatten(2).movedim(2, 0)).movedim((-2, -1), (0, 1))
+    positions = torch.tensor(layer.offsets) - torch.tensor(low)
+    return box.index_put(tuple(positions.unbind(1)), weight.flatten(2).movedim(2, 0)).movedim((-2, -1), (0, 1))
 
 
 def _dense_convolution(x: torch.Tensor, weight: torch.Tensor, stride: int, dilation: int) -> torch.Tensor:
     if x.ndim < 6:
         return _CONVOLUTIONS[x.ndim - 2](x, weight, stride=stride, dilation=dilation)
-    # Of four dimensions: torch's of three for each position of the kernel along the first.
-    reach = [k * dilation for k in range(weight.shape[2])]
-    starts = range(0, x.shape[2] - reach[-1], stride)
-    along = [
-        torch.stack([F.conv3d(x[:, :, t + r], weight[:, :, k], stride=stride, dilation=dilation) for t in starts], 2)
-        for k, r in enumerate(reach)
+    # torch has no convolution of four dimensions: one of three for each position of the kernel along the first, summed.
+    offsets = [k * dilation for k in range(weight.shape[2])]
+    starts = range(0, x.shape[2] - offsets[-1], stride)
+    terms = [
+        torch.stack([F.conv3d(x[:, :, t + o], weight[:, :, k], stride=stride, dilation=dilation) for t in starts], 2)
+        for k, o in enumerate(offsets)
     ]
-    return torch.stack(along).sum(0)
+    return torch.stack(terms).sum(0)
 
 
-def _coarse(active: torch.Tensor, stride: int) -> torch.Tensor:
-    """Return the cells that hold an active site."""
+def _coarse_sites(active: torch.Tensor, stride: int) -> torch.Tensor:
+    """Return the mask of the cells of ``stride`` sites along each dimension that have an active site."""
     ends = [(0, -n % stride) for n in active.shape[1:]]
-    whole = F.pad(active, list(itertools.chain(*ends[::-1])))
-    parts = [part for n in whole.shape[1:] for part in (n // stride, stride)]
-    return whole.reshape(len(whole), *parts).any(dim=tuple(range(2, 2 * active.ndim - 1, 2)))
+    padded = F.pad(active, list(itertools.chain(*ends[::-1])))
+    # Each dimension becomes two, the cells and the sites of a cell. The latter are reduced.
+    sizes = [size for n in padded.shape[1:] for size in (n // stride, stride)]
+    return padded.reshape(len(padded), *sizes).any(dim=tuple(range(2, 2 * active.ndim - 1, 2)))
 
 
-def _convolved(layer: SparseConv, x: _Sites) -> _Sites:
-    weight, stride, dilation = _box(layer, layer.weight), layer.stride, layer.dilation
-    frame, pattern = frame_of(layer, x.extents), _box(layer, torch.ones_like(layer.weight[:1, :1]))
+def _apply_convolution(layer: SparseConv, x: _Sites) -> _Sites:
+    weight, stride, dilation = _dense_kernel(layer, layer.weight), layer.stride, layer.dilation
+    # A convolution of the mask with a kernel of ones counts the active inputs of each output. The counts are
+    # floating-point numbers, hence the comparisons with 0.5.
+    frame, pattern = frame_of(layer, x.extents), _dense_kernel(layer, torch.ones_like(layer.weight[:1, :1]))
     sites = x.active[:, None].to(x.values.dtype)
     if layer.transposed:
         transposed = _TRANSPOSED[layer.dimension]
         y = transposed(x.values, weight, layer.bias, stride=stride, dilation=dilation)
         return _masked(y, transposed(sites, pattern, stride=stride, dilation=dilation)[:, 0] > 0.5)
-    y = _dense_convolution(_padded(x.values, layer, frame), weight, stride, dilation)
+    y = _dense_convolution(_pad_input(x.values, layer, frame), weight, stride, dilation)
     y = y if layer.bias is None else y + layer.bias.view(-1, *[1] * layer.dimension)
     if layer.submanifold or stride > 1:
-        return _masked(y, _coarse(x.active, stride))
-    return _masked(y, _dense_convolution(_padded(sites, layer, frame), pattern, 1, dilation)[:, 0] > 0.5)
+        return _masked(y, _coarse_sites(x.active, stride))
+    return _masked(y, _dense_convolution(_pad_input(sites, layer, frame), pattern, 1, dilation)[:, 0] > 0.5)
 
 
-def _pooled(layer: Any, x: _Sites) -> _Sites:
+def _apply_pool(layer: Any, x: _Sites) -> _Sites:
     frame = frame_of(layer, x.extents)
     sites = x.active[:, None]
     if isinstance(layer, SparseMaxPool):
-        padded = _padded(x.values.masked_fill(~sites, -torch.inf), layer, frame, -torch.inf)
-        y = _windows(padded, layer, frame).amax(0)
-        return _masked(y.where(y.isfinite(), y.new_zeros(())), _coarse(x.active, layer.stride))
-    y = _windows(_padded(x.values, layer, frame), layer, frame).sum(0)
+        # Inactive sites do not take part in the maximum, not even as zeros.
+        padded = _pad_input(x.values.masked_fill(~sites, -torch.inf), layer, frame, -torch.inf)
+        y = _gather_windows(padded, layer, frame).amax(0)
+        return _masked(y.where(y.isfinite(), y.new_zeros(())), _coarse_sites(x.active, layer.stride))
+    y = _gather_windows(_pad_input(x.values, layer, frame), layer, frame).sum(0)
     if isinstance(layer, SparseAvgPool):
-        y = y / _windows(_padded(sites.to(y.dtype), layer, frame), layer, frame).sum(0).clamp(min=1)
-    return _masked(y, _coarse(x.active, layer.stride))
+        # The mean is over active sites. A window without any has the sum 0, so any divisor but 0 is right.
+        y = y / _gather_windows(_pad_input(sites.to(y.dtype), layer, frame), layer, frame).sum(0).clamp(min=1)
+    return _masked(y, _coarse_sites(x.active, layer.stride))
 
 
-def _windows(padded: torch.Tensor, layer: Any, frame: Frame) -> torch.Tensor:
+def _gather_windows(padded: torch.Tensor, layer: Any, frame: Frame) -> torch.Tensor:
     """Return all windows' cells (K, B, C, ...), by their position in the window."""
-    low, _ = _reach(layer.offsets)
+    low, _ = _offset_range(layer.offsets)
     windows = []
     for offset in layer.offsets:
         steps = [
@@ -161,18 +169,19 @@ def _windows(padded: torch.Tensor, layer: Any, frame: Frame) -> torch.Tensor:
     return torch.stack(windows)
 
 
-def _dense(layer: nn.Module, x: _Sites) -> _Sites:
+def _apply_layer(layer: nn.Module, x: _Sites) -> _Sites:
     if isinstance(layer, SparseConv):
-        return _convolved(layer, x)
+        return _apply_convolution(layer, x)
     if isinstance(layer, (SparseMaxPool, SparseAvgPool, SparseSumPool)):
-        return _pooled(layer, x)
+        return _apply_pool(layer, x)
+    # Batch norm and pointwise layers take the features (sites, C) of the active sites, as in a sparse network.
     rows = layer(x.values.movedim(1, -1)[x.active])
-    places = x.active.nonzero(as_tuple=True)
-    volume = rows.new_zeros(*x.active.shape, rows.shape[1]).index_put(places, rows)
+    positions = x.active.nonzero(as_tuple=True)
+    volume = rows.new_zeros(*x.active.shape, rows.shape[1]).index_put(positions, rows)
     return _Sites(volume.movedim(-1, 1), x.active)
 
 
-def _dense_global(layer: SparseGlobalPool, x: _Sites) -> torch.Tensor:
+def _apply_global_pool(layer: SparseGlobalPool, x: _Sites) -> torch.Tensor:
     sites = x.active.flatten(1)[:, None]
     values = x.values.flatten(2)
     if layer.mode == "max":
@@ -200,6 +209,6 @@ def on_volumes(layers: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
     dense = _masked(x, (x.detach() != 0).any(1))
     for layer in layers:
         if isinstance(layer, SparseGlobalPool):
-            return _dense_global(layer, dense)
-        dense = _dense(layer, dense)
+            return _apply_global_pool(layer, dense)
+        dense = _apply_layer(layer, dense)
     return dense.values

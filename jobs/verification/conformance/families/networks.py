@@ -36,8 +36,8 @@ def _no_grad_first(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return second(x)  # type: ignore[no-any-return]
 
 
-def _sequential(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Checkpoint at a batch norm, which runs twice."""
+def _checkpointed_and_skipped(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Recompute a block with batch norm in the backward pass: its collectives run twice."""
     return checkpoint(module, x, use_reentrant=False) + x  # type: ignore[no-any-return]
 
 
@@ -57,7 +57,7 @@ def _focal(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
     return ((1 - torch.exp(-ce)) ** 2 * ce).mean()
 
 
-def _variation(x: torch.Tensor) -> torch.Tensor:
+def _total_variation(x: torch.Tensor) -> torch.Tensor:
     return (x[:, :, 1:] - x[:, :, :-1]).abs().mean() + (x[..., 1:] - x[..., :-1]).abs().mean()
 
 
@@ -68,16 +68,23 @@ def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tenso
     return torch.bmm(v, weights.transpose(1, 2))
 
 
-def _of(build: Callable[[int], nn.Module], sizes: Sizes) -> nn.Module:
+def _build_with_channels(build: Callable[[int], nn.Module], sizes: Sizes) -> nn.Module:
     return build(sizes["c"])
 
 
 _LEAST = {"h": 2, "w": 2}
+"""Smallest spatial sizes that all blocks accept."""
 
-_FURTHER: dict[tuple[str, str], tuple[Callable[[Sizes], nn.Module], dict[str, Any]]] = {
-    ("U-Net skip", "cropped"): (partial(_of, CroppedSkip), {"least": {"h": 6, "w": 6}, "sizes": {"h": 8}}),
-    ("pyramid pooling", ""): (partial(_of, Pyramid), {}),
-    ("checkpointed block", "batch norm"): (partial(_of, batch_normed), {"function": _sequential, "least": _LEAST}),
+_OTHER_MODULES: dict[tuple[str, str], tuple[Callable[[Sizes], nn.Module], dict[str, Any]]] = {
+    ("U-Net skip", "cropped"): (
+        partial(_build_with_channels, CroppedSkip),
+        {"least": {"h": 6, "w": 6}, "sizes": {"h": 8}},
+    ),
+    ("pyramid pooling", ""): (partial(_build_with_channels, Pyramid), {}),
+    ("checkpointed block", "batch norm"): (
+        partial(_build_with_channels, batch_normed),
+        {"function": _checkpointed_and_skipped, "least": _LEAST},
+    ),
     ("frozen layer", ""): (_frozen_first, {}),
     ("layer without gradient", ""): (
         lambda sizes: nn.Sequential(convolution(sizes["c"]), convolution(sizes["c"])),
@@ -101,8 +108,13 @@ _TARGET = fixed("N C H W", "unit")
 
 
 def _modules() -> list[ConformanceCase]:
-    cases = [one for name, build in BLOCKS.items() for one in modules(name, "", partial(_of, build), _X, least=_LEAST)]
-    for (name, option), (build, attributes) in _FURTHER.items():
+    cases = [
+        one
+        for name, build in BLOCKS.items()
+        for one in modules(name, "", partial(_build_with_channels, build), _X, least=_LEAST)
+    ]
+    for (name, option), (build, attributes) in _OTHER_MODULES.items():
+        attributes = dict(attributes)
         given = [attributes.pop("labels")] if "labels" in attributes else []
         cases += modules(name, option, build, _X, *given, **attributes)
     return cases
@@ -113,6 +125,6 @@ CASES: tuple[ConformanceCase, ...] = (
     case("Dice", "of the batch", _dice, _X, _TARGET),
     case("Dice", "per sample and class", _dice_per_sample, _X, _TARGET),
     case("focal loss", "pixels", _focal, _X, Input("N H W", "classes")),
-    case("total variation", "", _variation, _X, least=_LEAST),
+    case("total variation", "", _total_variation, _X, least=_LEAST),
     case("attention", "over the pixels", _attention, _X, _X, _X),
 )

@@ -14,14 +14,14 @@ _DIMS = {"1d": "N C W", "3d": "N C D H W"}
 
 
 def _two_steps(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Return the second step's result, so that running statistics matter."""
+    """Return the result of a second step, which moves the running statistics once more."""
     with torch.no_grad():
         module(x * 2 + 1)
     return module(x)  # type: ignore[no-any-return]
 
 
 def _evaluated(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Evaluate after a training step."""
+    """Evaluate after a training step, so that the running statistics are not their initial values."""
     with torch.no_grad():
         module(x * 2 + 1)
     return module.eval()(x)  # type: ignore[no-any-return]
@@ -70,9 +70,11 @@ def _module(operator: str, option: str) -> list[ConformanceCase]:
             nn.init.normal_(parameter)
         return module
 
+    # torch rejects statistics of a single value: batch norm has all samples, instance norm only the space of one.
     least = {"nn.GroupNorm": {"h": 2, "w": 2}, "nn.LayerNorm": {}}.get(operator)
     if least is None:
         least = {"w": 2} if "Batch" in operator else dict.fromkeys("dhw", 2)
+    # Round-off is relative to the mean of 1e6, not to the standard deviation of 1.
     condition = 1e3 if values == "far" else 1.0
     given = Input(dims, values)
     return modules(

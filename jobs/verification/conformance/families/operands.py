@@ -1,4 +1,8 @@
-"""Kinds of operands: other distributions, plain, broadcast, views changed in place, Python operators, keywords."""
+"""Kinds of operands: other distributions, plain, broadcast, views changed in place, Python operators, keywords.
+
+Cases that change a tensor in place copy it first (``a * 1``): torch rejects such changes of a leaf that requires a
+gradient.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,11 @@ from distconv.jobs.verification.conformance.table import FEW, ConformanceCase, I
 
 _X, _LABELS = Input("N C H W"), Input("N H W", "classes")
 
-_SECONDS: dict[str, Input] = {
+_SECOND_OPERANDS: dict[str, Input] = {
     "per channel": Input("C 1 1"),
     "plain, per channel": plain("c 1 1"),
     "plain, of full size": plain("n c h w"),
-    "replicated": Input("N C H W", layout="whole"),
+    "replicated": Input("N C H W", layout="replicated"),
     "balanced": Input("N C H W", layout="balanced"),
     "per sample": Input("N 1 1 1"),
     "per row": Input("H 1"),
@@ -32,15 +36,16 @@ _SECONDS: dict[str, Input] = {
 }
 """Second operands, by their shape and distribution."""
 
-_JOINED: dict[str, Input] = {
+_CONCATENATED: dict[str, Input] = {
     "another number of channels": Input("N C+2 H W"),
     "balanced": Input("N C H W", layout="balanced"),
-    "replicated": Input("N C H W", layout="whole"),
+    "replicated": Input("N C H W", layout="replicated"),
     "plain": plain("n c h w"),
     "split over the other axes": fixed("N C W:h H:w"),
 }
+"""Second operands of a concatenation along C."""
 
-_TARGETS: dict[tuple[str, str], tuple[Callable[..., Any], Input, Input]] = {
+_LOSSES: dict[tuple[str, str], tuple[Callable[..., Any], Input, Input]] = {
     ("cross_entropy", "plain labels"): (F.cross_entropy, _X, plain("n h w", "classes")),
     ("cross_entropy", "plain logits"): (F.cross_entropy, plain("n c h w"), _LABELS),
     ("cross_entropy", "balanced labels"): (F.cross_entropy, _X, Input("N H W", "classes", layout="balanced")),
@@ -53,7 +58,8 @@ _TARGETS: dict[tuple[str, str], tuple[Callable[..., Any], Input, Input]] = {
 }
 """Losses, inputs and targets."""
 
-_ODD: dict[str, Callable[..., Any]] = {
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    # numpy's own multiplication is tried first, and must not take the tensor for an array.
     "a numpy number first": lambda x: np.float64(2.5) * x,
     "a numpy number behind": lambda x: x * np.float64(2.5),
     "True": lambda x: x + True,
@@ -82,11 +88,13 @@ _VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 """Changes of a tensor through views of it."""
 
-_SEEN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+_EARLIER_VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a flattened view": lambda y: y.flatten(1),
     "one row": lambda y: y[:, :, -1:].squeeze(2)[:, :, None],
 }
+"""Views that are read after their tensor has changed in place."""
 
+# All arguments by keyword: a rule that reads them by position fails here.
 _KEYWORDS: dict[str, Callable[..., Any]] = {
     "conv2d": lambda x, w: F.conv2d(input=x, weight=w, padding=1),
     "max_pool2d": lambda x, w: F.max_pool2d(input=x, kernel_size=3, stride=1, padding=1),
@@ -116,19 +124,19 @@ _KEYWORDS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _scaled(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a * (b + 1)
 
 
-def _joined(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _concatenate(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.cat([a, b], 1)
 
 
-def _cropped(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _concatenate_cropped(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.cat([a[:, :, 1 : 1 + b.shape[2], 2 : 2 + b.shape[3]], b], 1)
 
 
-def _changed(change: Callable[[torch.Tensor], Any]) -> Callable[..., torch.Tensor]:
+def _change_in_place(change: Callable[[torch.Tensor], Any]) -> Callable[..., torch.Tensor]:
     def call(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         y = a * 1
         change(y)
@@ -137,31 +145,31 @@ def _changed(change: Callable[[torch.Tensor], Any]) -> Callable[..., torch.Tenso
     return call
 
 
-def _seen(view: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _read_earlier_view(view: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Return a call that reads a view after the tensor it was taken from has changed in place."""
 
     def call(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         y = a * 1
-        before = view(y)
+        earlier = view(y)
         F.relu(y, inplace=True)
-        return before.sum() * y + b
+        return earlier.sum() * y + b
 
     return call
 
 
-def _by_sign(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Apply Python's operators."""
+def _python_operators(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Apply Python's operators. Those that have no gradient get detached tensors."""
     values = (a + b, a - b, a * b, a / b, a**2, 2**a, 2 + a, 2 - a, 2 * a, 2 / b, -a, +a, abs(a))
     flat_a, flat_b = a.detach(), b.detach()
-    whole = (flat_a // flat_b, a % b, 7 // flat_b, 7 % flat_b, flat_a // 2, a % 2)
-    return *values, *whole, a < b, a <= b, a > b, a >= b, a == b, a != b, a < 1, a >= 1, a == 1
+    rounded = (flat_a // flat_b, a % b, 7 // flat_b, 7 % flat_b, flat_a // 2, a % 2)
+    return *values, *rounded, a < b, a <= b, a > b, a >= b, a == b, a != b, a < 1, a >= 1, a == 1
 
 
-def _by_bits(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _bit_operators(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return ~a, a & b, a | b, a ^ b, 3 & a, 3 | a, 3 ^ a, a << 1, a >> 1
 
 
-def _augmented(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _augmented_assignments(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     a = a * 1
     a += b
     a -= 0.3
@@ -171,7 +179,7 @@ def _augmented(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a
 
 
-def _augmented_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _augmented_bit_assignments(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     a = a.clone()
     a &= b
     a |= 4
@@ -183,23 +191,23 @@ def _augmented_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a
 
 
-_TWO = (Input("N C H W", "above one"),) * 2
-_NUMBERS = (Input("N C H W", "whole numbers"),) * 2
+_TWO_NUMBERS = (Input("N C H W", "above one"),) * 2
+_TWO_WHOLE_NUMBERS = (Input("N C H W", "whole numbers"),) * 2
 
 CASES: tuple[ConformanceCase, ...] = (
-    *(case("mul", f"second {name}", _scaled, _X, b) for name, b in _SECONDS.items()),
-    *(case("mul", f"first {name}", _scaled, b, _X) for name, b in _SECONDS.items()),
-    *(case("cat", f"C, second {name}", _joined, _X, b) for name, b in _JOINED.items()),
-    *(case("cat", f"C, first {name}", _joined, b, _X) for name, b in _JOINED.items() if name == "plain"),
-    case("cat", "W, second balanced", lambda a, b: torch.cat([a, b], 3), _X, _JOINED["balanced"]),
-    case("cat", "skip connection, cropped", _cropped, _X, Input("N C H-2 W-4"), least={"h": 3, "w": 5}),
-    *(case(name, option, function, *given) for (name, option), (function, *given) in _TARGETS.items()),
-    *(case("arithmetic", f"with {name}", function, _X, kinds=FEW) for name, function in _ODD.items()),
-    *(case("in place", option, _changed(change), _X, _X) for option, change in _VIEWS.items()),
-    *(case("in place", f"seen by {name}", _seen(view), _X, _X) for name, view in _SEEN.items()),
-    case("operators", "+ - * / ** // % and comparisons", _by_sign, *_TWO),
-    case("operators", "~ & | ^ << >>", _by_bits, *_NUMBERS),
-    case("operators", "+= -= *= /= **=", _augmented, *_TWO),
-    case("operators", "&= |= ^= <<= >>= //= %=", _augmented_bits, *_NUMBERS),
+    *(case("mul", f"second {name}", _multiply, _X, b) for name, b in _SECOND_OPERANDS.items()),
+    *(case("mul", f"first {name}", _multiply, b, _X) for name, b in _SECOND_OPERANDS.items()),
+    *(case("cat", f"C, second {name}", _concatenate, _X, b) for name, b in _CONCATENATED.items()),
+    *(case("cat", f"C, first {name}", _concatenate, b, _X) for name, b in _CONCATENATED.items() if name == "plain"),
+    case("cat", "W, second balanced", lambda a, b: torch.cat([a, b], 3), _X, _CONCATENATED["balanced"]),
+    case("cat", "skip connection, cropped", _concatenate_cropped, _X, Input("N C H-2 W-4"), least={"h": 3, "w": 5}),
+    *(case(name, option, function, *given) for (name, option), (function, *given) in _LOSSES.items()),
+    *(case("arithmetic", f"with {name}", function, _X, kinds=FEW) for name, function in _ARITHMETIC.items()),
+    *(case("in place", option, _change_in_place(change), _X, _X) for option, change in _VIEWS.items()),
+    *(case("in place", f"seen by {name}", _read_earlier_view(view), _X, _X) for name, view in _EARLIER_VIEWS.items()),
+    case("operators", "+ - * / ** // % and comparisons", _python_operators, *_TWO_NUMBERS),
+    case("operators", "~ & | ^ << >>", _bit_operators, *_TWO_WHOLE_NUMBERS),
+    case("operators", "+= -= *= /= **=", _augmented_assignments, *_TWO_NUMBERS),
+    case("operators", "&= |= ^= <<= >>= //= %=", _augmented_bit_assignments, *_TWO_WHOLE_NUMBERS),
     *(case(name, "keywords", function, _X, plain("c c 3 3"), kinds=FEW) for name, function in _KEYWORDS.items()),
 )

@@ -58,10 +58,13 @@ def _trained(
         optimizer = build(parameters, **options)
         for _ in range(2):
             optimizer.zero_grad()
+            # The second term depends on parameters alone. Every rank computes its full gradient, which must not be
+            # multiplied by the number of ranks.
             (module(x).square().mean() + 0.01 * sum(p.square().sum() for p in parameters)).backward()
             if change is not None:
                 change(parameters)
             optimizer.step()
+        # The comparison differentiates the result. Gradients of the steps would be added.
         optimizer.zero_grad()
         x.grad = None
         result: torch.Tensor = module(x)
@@ -73,6 +76,7 @@ def _trained(
 _X = Input("N C H W")
 _LEAST = {"h": 2, "w": 2}
 
+# The second case of each pair only: the optimizer acts on the parameters of a parallelized module.
 CASES: tuple[ConformanceCase, ...] = (
     *(
         one

@@ -41,7 +41,7 @@ _KINDS = (
     *("uneven", "empty samples", "empty space"),
 )
 
-# -- sparse, over boxes -----------------------------------------------------------------------------------------------
+# -- sparse, over blocks ----------------------------------------------------------------------------------------------
 
 
 def _axes(dimension: int) -> list[tuple[int, str | None]]:
@@ -49,21 +49,23 @@ def _axes(dimension: int) -> list[tuple[int, str | None]]:
     return list(zip((0, *range(2, dimension + 2)), COLUMNS[dimension], strict=True))
 
 
-def _starts(x: DistTensor, dim: int, axis: str | None) -> list[int]:
-    """Return the first cell of each block along a dimension."""
+def _block_starts(x: DistTensor, dim: int, axis: str | None) -> list[int]:
+    """Return the first cell of each block along a dimension, which is not split if ``axis`` is None."""
     if axis is None:
         return [0]
     parts = x.grid.shape[axis]
-    ends = x.dist.boundaries.get(axis) or [block_range(x.shape[dim], parts, i).start for i in range(parts)]
-    return list(ends[:parts])
+    edges = x.dist.boundaries.get(axis) or [block_range(x.shape[dim], parts, i).start for i in range(parts)]
+    return list(edges[:parts])
 
 
-def _of_block(x: DistTensor, stride: int) -> SparseTensor:
+def _sparse_block(x: DistTensor, stride: int) -> SparseTensor:
     """Return the active sites of the blocks of ``x`` (N, C, ...); cell u is the site stride x u."""
+    # The first column of coordinates is the sample, which has no stride.
     axes, steps = _axes(x.ndim - 2), [1, *[stride] * (x.ndim - 2)]
-    starts = [_starts(x, dim, axis) for dim, axis in axes]
+    starts = [_block_starts(x, dim, axis) for dim, axis in axes]
     cuts = tuple(tuple(step * cut for cut in inner[1:]) for inner, step in zip(starts, steps, strict=True))
     manager = DistributedManager(x.shape[0], Partition(x.grid, cuts))
+    # Local cells first, then global sites: a rank finds the active sites of its own block only.
     cells = (x.local.detach() != 0).any(1).nonzero()
     features = x.local.movedim(1, -1)[cells.unbind(1)]
     first = [inner[x.grid.coords[axis] if axis else 0] for inner, (_, axis) in zip(starts, axes, strict=True)]
@@ -71,7 +73,7 @@ def _of_block(x: DistTensor, stride: int) -> SparseTensor:
     return SparseTensor.on(sites, manager, manager.wrap_features(features, sites))
 
 
-def _block(y: SparseTensor, frame: Frame) -> DistTensor:
+def _dense_block(y: SparseTensor, frame: Frame) -> DistTensor:
     """Return the blocks of the volume (N, C, ...) of ``frame`` that hold the sites of ``y``."""
     manager = y.coordinate_manager
     assert isinstance(manager, DistributedManager)
@@ -79,19 +81,19 @@ def _block(y: SparseTensor, frame: Frame) -> DistTensor:
     firsts, extents, steps = (0, *frame.first), (y.batch_size, *frame.cells), (1, *[y.stride] * y.dimension)
     boundaries, begin = dict[str, tuple[int, ...]](), list[int]()
     for (axis, cuts), first, extent, step in zip(columns, firsts, extents, steps, strict=True):
-        ends = (0, *(min(extent, max(0, -(-cut // step) - first)) for cut in cuts), extent)
-        begin.append(ends[grid.coords[axis]] if axis else 0)
+        # A site u belongs to the cell u / step, so a cut between sites becomes the next multiple of step. ``frame`` may
+        # begin before or after 0, and end before a cut: then blocks at its ends are empty.
+        edges = (0, *(min(extent, max(0, -(-cut // step) - first)) for cut in cuts), extent)
+        begin.append(edges[grid.coords[axis]] if axis else 0)
         if axis and cuts:
-            boundaries[axis] = ends
+            boundaries[axis] = edges
     samples, *axes = COLUMNS[y.dimension]
-    dist, shape = (
-        Distribution(grid, (samples, None, *axes), boundaries=boundaries),
-        (extents[0], y.shape[1], *extents[1:]),
-    )
-    places = y.sites.coords // torch.tensor(steps) - torch.tensor(firsts) - torch.tensor(begin)
+    dist = Distribution(grid, (samples, None, *axes), boundaries=boundaries)
+    shape = (extents[0], y.shape[1], *extents[1:])
+    positions = y.sites.coords // torch.tensor(steps) - torch.tensor(firsts) - torch.tensor(begin)
     batch, channels, *cells = dist.local_shape(shape)
     rows = manager.local_rows(y.features)
-    volume = rows.new_zeros(batch, *cells, channels).index_put(places.unbind(1), rows)
+    volume = rows.new_zeros(batch, *cells, channels).index_put(positions.unbind(1), rows)
     return DistTensor(volume.movedim(-1, 1), dist, shape)
 
 
@@ -100,10 +102,11 @@ def _forward(layers: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
     if not isinstance(x, DistTensor):
         return on_volumes(layers, x)
     first, frame = layers[0], Frame((0,) * (x.ndim - 2), tuple(x.shape[2:]))
-    y = layers(_of_block(x, first.stride if isinstance(first, SparseConv) and first.transposed else 1))
+    # A transposed layer refines its sites: its input must be on a grid that is coarser by its stride.
+    y = layers(_sparse_block(x, first.stride if isinstance(first, SparseConv) and first.transposed else 1))
     for layer in layers:
         frame = frame_of(layer, frame.cells) if hasattr(layer, "offsets") else frame
-    return _block(y, frame) if isinstance(y, SparseTensor) else y
+    return _dense_block(y, frame) if isinstance(y, SparseTensor) else y
 
 
 # -- the table --------------------------------------------------------------------------------------------------------
@@ -162,7 +165,7 @@ def _random_convolutions(dimension: int, count: int) -> Iterator[ConformanceCase
         yield _convolution(dimension, name, kernel, **options)
 
 
-def _others(dimension: int) -> Iterator[ConformanceCase]:
+def _pools_and_networks(dimension: int) -> Iterator[ConformanceCase]:
     for kind in (SparseMaxPool, SparseAvgPool, SparseSumPool):
         yield _layer(dimension, "K2 s2", kind, 2, 2, dimension)
         yield _layer(dimension, "K3 s2 p1", kind, 3, 2, dimension, padding=1)
@@ -184,5 +187,5 @@ def _others(dimension: int) -> Iterator[ConformanceCase]:
 CASES: tuple[ConformanceCase, ...] = tuple(
     case
     for dimension in (1, 2, 3, 4)
-    for case in (*_convolutions(dimension), *_random_convolutions(dimension, 8), *_others(dimension))
+    for case in (*_convolutions(dimension), *_random_convolutions(dimension, 8), *_pools_and_networks(dimension))
 )

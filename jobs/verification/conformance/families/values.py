@@ -14,7 +14,7 @@ from distconv.jobs.verification.conformance.table import FEW, ConformanceCase, I
 
 _X, _LABELS = Input("N C H W"), Input("N H W", "classes")
 _PLAIN = plain("n c h w", dtype=torch.float32)
-_SPECIAL = ("NaN", "infinite", "negative zero")
+_SPECIAL_VALUES = ("NaN", "infinite", "negative zero")
 
 
 def _block(sizes: Sizes) -> nn.Module:
@@ -34,7 +34,8 @@ def _transposed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return F.conv_transpose2d(x, w, stride=2)
 
 
-def _of(values: str) -> list[ConformanceCase]:
+def _special_values(values: str) -> list[ConformanceCase]:
+    # Zero times infinity is NaN, so a product that torch does not compute, such as with padding, shows here.
     x = Input("N C H W", values)
     return [
         case("conv2d", f"K3 p1, {values}", _convolved, x, plain("3 c 3 3")),
@@ -47,10 +48,11 @@ def _of(values: str) -> list[ConformanceCase]:
         case("softmax", f"over C, {values}", lambda x: F.softmax(x, 1), x),
         case("mean", f"all, {values}", lambda x: x.mean(), x),
         case("cross_entropy", f"pixels, {values}", F.cross_entropy, x, _LABELS),
-        case("isnan, isinf, ...", values, lambda x: tuple(getattr(x.detach(), name)() for name in _ASKED), x),
+        case("isnan, isinf, ...", values, lambda x: tuple(getattr(x.detach(), name)() for name in _PREDICATES), x),
     ]
 
 
+# Of several equal extremes, torch selects one index, or divides the gradient among all of them.
 _EXTREMES: dict[tuple[str, str], Callable[[torch.Tensor], Any]] = {
     ("max", "all"): lambda x: x.max(),
     ("min", "all"): lambda x: torch.min(x),
@@ -65,7 +67,7 @@ _EXTREMES: dict[tuple[str, str], Callable[[torch.Tensor], Any]] = {
     ("argmin", "W, keepdim"): lambda x: torch.argmin(x, 3, keepdim=True),
 }
 
-_ORDERED: dict[str, Callable[[torch.Tensor], Any]] = {
+_ORDERING: dict[str, Callable[[torch.Tensor], Any]] = {
     "sort": lambda x: torch.sort(x, dim=2, stable=True),
     "topk": lambda x: torch.topk(x, 1, 2),
     "cummax": lambda x: torch.cummax(x, 2),
@@ -77,10 +79,11 @@ _ORDERED: dict[str, Callable[[torch.Tensor], Any]] = {
     "mul": lambda x: x * x.round(),
 }
 
-_ASKED = "isnan isfinite signbit isposinf isneginf isinf nan_to_num sgn".split()
+_PREDICATES = "isnan isfinite signbit isposinf isneginf isinf nan_to_num sgn".split()
 
 
-def _far(dim: Any) -> list[ConformanceCase]:
+def _far_from_zero(dim: Any) -> list[ConformanceCase]:
+    # A variance from sums of squares would lose twelve digits. Only the round-off of values of 1e6 is accepted.
     far = Input("N C H W", "far")
     return [
         case("mean", "far from zero", lambda x: x.mean(dim), far, condition=1e3),
@@ -119,6 +122,7 @@ def _in_memory(memory: str) -> list[ConformanceCase]:
 
 CASES: tuple[ConformanceCase, ...] = (
     *modules("block", "float32", _block, _X, dtype=torch.float32, least={"w": 2}),
+    # Three layers, each of which rounds to bfloat16.
     *modules("block", "bfloat16", _block, _X, dtype=torch.bfloat16, least={"w": 2}, condition=3.0),
     case("mean", "float32", lambda x: x.mean(), _X, dtype=torch.float32),
     case("sum", "bfloat16", lambda x: x.sum((2, 3)), _X, dtype=torch.bfloat16),
@@ -138,9 +142,9 @@ CASES: tuple[ConformanceCase, ...] = (
     ),
     *(
         case(name, "H, ties", function, Input("N C H W", "ties"), least={"h": 2, "w": 1}, kinds=FEW)
-        for name, function in _ORDERED.items()
+        for name, function in _ORDERING.items()
     ),
-    *_far((0, 2, 3)),
-    *(replace(one, kinds=FEW) for values in _SPECIAL for one in _of(values)),
+    *_far_from_zero((0, 2, 3)),
+    *(replace(one, kinds=FEW) for values in _SPECIAL_VALUES for one in _special_values(values)),
     *(replace(one, kinds=FEW) for memory in _MEMORY for one in _in_memory(memory)),
 )

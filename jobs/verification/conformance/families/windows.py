@@ -19,7 +19,7 @@ def _windows(
     name: str, option: str, *arguments: Any, values: str = "normal", least: int = 1, **options: Any
 ) -> ConformanceCase:
     """Return the case of a function with windows. ``least`` is the smallest spatial size that it accepts."""
-    count = int(name[-2]) if name[-2].isdigit() else 2
+    count = int(name[-2]) if name[-2].isdigit() else 2  # max_pool3d: 3; interpolate and pad: 2
     sizes = dict.fromkeys(("d", "h", "w"), least)
     function = getattr(F, name)
     return case(name, option, lambda x: function(x, *arguments, **options), Input(_DIMS[count], values), least=sizes)
@@ -66,7 +66,7 @@ _POOLS: tuple[tuple[str, str, tuple[Any, ...], dict[str, Any]], ...] = (
     ("pad", "circular", ((2, 1, 1, 3), "circular"), {"least": 3}),
     ("unfold", "K3 p1", (3,), {"padding": 1}),
 )
-"""Function, option, arguments after x, keywords."""
+"""Function, option, arguments after x, and keywords, which include those of :func:`_windows`."""
 
 _MODULES: dict[str, tuple[Callable[[Sizes], nn.Module], int]] = {
     "nn.Upsample": (lambda sizes: nn.Upsample(scale_factor=2), 1),

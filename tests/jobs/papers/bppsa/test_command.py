@@ -136,9 +136,9 @@ def test_parts_are_chosen_by_name_and_bad_input_ends_with_one_line(tmp_path, cap
     assert list(json.loads(out.read_text())) == ["ranks"]
     capsys.readouterr()
     for arguments, text in (
-        (["figure-6"], "figure-6 needs --data"),
-        (["figure-13"], "figure-13 needs --sounds"),
-        (["figure-7"], "there is no part 'figure-7'"),
+        (["figure-6"], "figure-6: no data given. Name a folder or file of samples with --data."),
+        (["figure-13"], "figure-13: no data given. Name a folder or file of samples with --sounds."),
+        (["figure-7"], "'figure-7' is not a valid part. Use one of table-1"),
         (["--prune", "1"], "1 is not in [0, 1)"),
     ):
         assert_refused(capsys, [*words, *arguments], text)

@@ -89,7 +89,7 @@ def test_each_resolution_has_its_rows_of_the_networks_asked_for(tmp_path, capsys
 
 
 def test_too_few_voxels_for_the_dense_network_are_refused_in_a_line(capsys):
-    text = "--resolution 16: the dense network halves space five times"
+    text = "--resolution 16: too small for the dense network"
     assert_refused(capsys, ["reproduce", "sparsepipe-accuracy", "--resolution", "32", "16"], text)
 
 

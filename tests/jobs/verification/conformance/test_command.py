@@ -117,11 +117,11 @@ def test_a_job_is_started_for_each_rank_count_and_one_page_written(tmp_path, mon
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--operator", "fly"], "the table has no operator 'fly'; it has "),
+        (["--operator", "fly"], "--operator fly: no such operator. Use one of "),
         (["--json", "/nowhere/found.json"], "--json /nowhere/found.json: no such folder (/nowhere)"),
-        (["--family", "torch-samples", "calls"], "the samples of torch-samples and dtensor run without other families"),
-        (["--family", "torch-samples", "dtensor"], "takes a job for each: start them with --ranks"),
-        (["--family", "torch-samples", "--operator", "fly"], "the table has no operator 'fly'; it has "),
+        (["--family", "torch-samples", "calls"], "torch-samples and dtensor cannot run with other families"),
+        (["--family", "torch-samples", "dtensor"], "dtensor needs a job of its own. Start the jobs with --ranks."),
+        (["--family", "torch-samples", "--operator", "fly"], "--operator fly: no such operator. Use one of "),
         (["--ranks", "2"], "--ranks starts jobs by itself; call it without mpiexec"),
     ],
 )
