@@ -151,7 +151,18 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def memory_format_of(settings: TrainingSettings, dims: int) -> torch.memory_format:
-    """Return the memory format of tensors with so many dimensions: images (4) or volumes (5), else contiguous."""
+    """Return the memory format of tensors with so many dimensions.
+
+    Parameters
+    ----------
+    settings : TrainingSettings
+    dims : int
+        Number of dimensions. Only images (4) and volumes (5) have a channels_last format.
+
+    Returns
+    -------
+    torch.memory_format
+    """
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     if settings.memory_format == "contiguous":
         return torch.contiguous_format

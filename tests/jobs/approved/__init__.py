@@ -25,6 +25,7 @@ def assert_approved(name: str, text: str) -> None:
 
 
 def size_of(value: torch.Tensor) -> str:
-    """Return dtype, shape and the sum of the absolute values."""
+    """Return dtype, shape and the sum of the absolute values; 0 if the sum is round-off of zeros."""
     size = value.detach().to(torch.complex128).abs().nan_to_num(posinf=0).sum().item()
+    size = size if size > 1e-12 else 0.0
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} {size:.4g}"
