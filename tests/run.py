@@ -40,7 +40,7 @@ SELECTED_COUNTS = (SERIAL, 1, 2, 3, 4, 6, 8)
 """Rank counts of the short run, of the full run, and where tests are named."""
 PACKAGES = ("distconv", "kernels", "layers", "perfmodel", "pipeline", "jobs")
 RESTARTS = 3
-PARTS, AT_ONCE = 4, 2
+PARTS, AT_ONCE = 8, 2
 PART_NAMES = [f"{part}-of-{PARTS}" for part in range(PARTS)]
 JOB_LIMIT_S = 1800.0
 LOG_LINES = 40

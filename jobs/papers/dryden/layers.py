@@ -79,7 +79,7 @@ def speedups(machine: Machine, layer: PaperLayer, grid: Grid) -> tuple[float, fl
 
 def section(machine: Machine) -> Iterator[str]:
     """Yield the lines of the page: published and predicted speed-ups of each layer by GPUs and grid."""
-    yield from ("## VI-A: single layers, N=1", "", INTRODUCTION)
+    yield INTRODUCTION
     yield "| layer | extents | of | GPUs | printed | nearly square: FP, BP, both (error) | slabs: the same |"
     yield "|---|---|---|---|---|---|---|"
     for row in LAYERS:
@@ -105,21 +105,24 @@ def _cell(machine: Machine, layer: MeasuredLayer, grid: Grid, printed: float | N
 
 
 INTRODUCTION = """\
-Speed-ups over one GPU with halos hidden and without the allreduce. All of it is held out: nothing is fitted to these
-layers. (The form of the model was chosen knowing three printed ratios; see the last section.) The text names no grids,
-no number of GPUs for conv6_1's 1.4x, which stands in each of its rows here, and no extents of the mesh network's layers
-but the input's; where it describes the network, kernels are 3x3. What is *recalled* are captions of the published
-Figure 3 that our copy of the paper lacks: tested here, not relied on.
+Speed-ups over one GPU at N=1, with halo exchanges overlapped and without the all-reduce. Nothing is fitted to these
+layers, but the form of the model was chosen with knowledge of the three printed ratios ([other
+choices](paper-tables.md#other-choices)). The text states neither the grids nor, for the speed-up 1.4 of conv6_1, the
+number of GPUs, so that each of its rows is compared with 1.4. Of the mesh network it states the size of the input, and
+that kernels are 3x3. Sizes marked *recalled* come from captions of the published Figure 3, which our copy of the paper
+lacks. They are tested here, and no conclusion depends on them.
 """
 
 WORDS = """\
-In words the paper says, and the model
+What the paper says in words, and what the model predicts:
 
 - conv1: "forward propagation does not scale well", "backpropagation fares better", and "performance degrades somewhat
-  with 16 GPUs": so it is, the last on nearly square grids alone; on slabs it goes on getting faster.
-- res3b_branch2a: forward "does not show significant performance improvements beyond two GPUs": wrong here, predicted
-  is a gain up to 8 GPUs; "backpropagation shows improvements up to 16 GPUs": predicted up to 8.
-- conv6_1: "continued benefit", and the model has it too large from 8 GPUs on, by 40 % and more for either set of
-  extents: a result of 131,072 elements shrinks below the smallest tiles that cuDNN has, and the model's tiles go on
-  shrinking. Constant tiles (exponent 1 in the last section) are closer for this layer and too slow for conv1.
+  with 16 GPUs". The model agrees, except that on slabs 16 GPUs are faster than 8.
+- res3b_branch2a: forward "does not show significant performance improvements beyond two GPUs"; the model is wrong here
+  and predicts a gain up to 8 GPUs. "Backpropagation shows improvements up to 16 GPUs"; the model predicts a gain up to
+  8.
+- conv6_1: "continued benefit". The model's gain is too large from 8 GPUs on, by 40 % and more for both sets of sizes. A
+  result of 131,072 elements becomes smaller than the smallest tiles of cuDNN, but tiles of the model continue to
+  shrink. Constant tiles (exponent 1 under [other choices](paper-tables.md#other-choices)) are closer for this layer and
+  too slow for conv1.
 """

@@ -1,9 +1,10 @@
-"""The page of :mod:`distconv.jobs.papers.dryden.predictions` in Markdown: constants, tables, errors."""
+"""The pages of :mod:`distconv.jobs.papers.dryden.predictions` in Markdown: constants, single layers, tables, errors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from statistics import fmean
 
 from distconv.jobs.papers.dryden.calibration import LASSEN, FittedConstant, constants_of, with_constants, with_roofline
@@ -35,13 +36,27 @@ OFF = 0.1
 NEAR_SQUARE: Grids = {**GRIDS, 16: {"h": 4, "w": 4}}
 SLABS: Grids = {group: {"h": group} if group > 1 else {} for group in GRIDS}
 
+GENERATED = "<!-- Generated; do not edit. Command: distconv reproduce dryden --out docs/evidence/paper-tables.md -->"
+
+INTRODUCTION = """\
+`distconv.perfmodel` predicts Tables I, II and III ([all cells](paper-tables-cells.md),
+[errors](paper-tables-errors.md)) and the [single layers](paper-tables-layers.md) of section VI-A for the machine
+`lassen`. *Uncalibrated* predictions use data sheets alone. *Calibrated* ones have five constants fitted to the times
+and speed-ups of Table I's rows N=4 and N=128, marked `*`; every other cell is held out. Speed-ups are ratios of the
+published times, and an error is (predicted - published) / published.
+
+The predictions use {batch_norm} batch norm, as LBANN does, and float32. Halo exchanges and all-reduces overlap with
+computation as far as possible. The paper states neither the grids of a sample's GPUs nor the widths of the mesh
+networks (`layers/models/mesh.py`). The grids used here are {grids}: a square on each node, and nodes along h. Table I
+hardly depends on this choice (last section)."""
+
 CAVEATS = """\
 Choices made with knowledge of the published results:
 
 - The widths of the mesh networks are ours. **The width of mesh2k, 128, was chosen by Table II**, which is held out from
   the fit of constants only. The last section has the results of other widths.
-- The form of the model was chosen with knowledge of all published results, including VI-A's three ratios. Nothing is
-  fitted to these ratios. The last section has the results of other forms.
+- The form of the model was chosen with knowledge of all published results, including the three ratios of VI-A. Nothing
+  is fitted to these ratios. The last section has the results of other forms.
 - Fitted constants at their bounds: {}. The last section has the results of wider bounds.
 - VI-A does not print the full shape of any layer, nor grids. conv1 is the first layer of ResNet-50, which is known.
 - Speed-ups are compared. **Predicted times of ResNet-50's steps are up to two thirds longer than published** on one GPU
@@ -82,12 +97,31 @@ has a physical reason, but the cells are held out from the fit only. Other choic
 """
 
 
-def page(results: PredictedTimes) -> str:
-    """Return the complete page."""
-    parts = _preface(results), layer_section(results.fitted.machine), tables(results), _mean_error_table(results)
-    return (
-        "\n".join(line for part in (*parts, _listed_errors(results), _other_choices(results)) for line in part) + "\n"
-    )
+def pages(results: PredictedTimes, name: str) -> dict[str, str]:
+    """Return the texts of all pages by their file names.
+
+    Parameters
+    ----------
+    results : PredictedTimes
+        Predictions.
+    name : str
+        File name of the first page without its extension. Those of the others begin with it.
+
+    Returns
+    -------
+    dict of str to str
+    """
+    parts = {
+        "": ("The tables of Dryden et al. 2019, predicted", [_preface(results), _mean_error_table(results)]),
+        "-layers": ("Single layers of Dryden et al. 2019, predicted", [layer_section(results.fitted.machine)]),
+        "-cells": ("Tables I to III of Dryden et al. 2019, all cells", [tables(results)]),
+        "-errors": ("Errors of the predicted tables of Dryden et al. 2019", [_listed_errors(results)]),
+    }
+    parts[""][1].append(_other_choices(results))
+    return {
+        f"{name}{part}.md": "\n".join((f"# {title}", "", GENERATED, "", *chain.from_iterable(sections))).rstrip() + "\n"
+        for part, (title, sections) in parts.items()
+    }
 
 
 def _row(*entries: object) -> str:
@@ -99,24 +133,11 @@ def _table_head(*head: str) -> list[str]:
 
 
 def _preface(results: PredictedTimes) -> Iterator[str]:
+    grids = "; ".join(f"{group}: {format_parts(dict(grid))}" for group, grid in GRIDS.items() if grid)
     yield from (
-        "# The paper's tables, predicted",
-        "",
-        "<!-- Generated; do not edit. Command: distconv reproduce dryden --out docs/evidence/paper-tables.md -->",
+        *INTRODUCTION.format(batch_norm=SETTINGS.batch_norm, grids=grids).splitlines(),
         "",
         *_caveats(results),
-        "",
-        "Dryden et al. 2019, Tables I, II and III and the single layers of VI-A, as `distconv.perfmodel` predicts them",
-        "for the machine `lassen`.",
-        "*Uncalibrated* is from data sheets alone. *Calibrated* has five constants fitted to the times and speed-ups",
-        "of Table I's rows N=4 and N=128, marked `*`; every other cell is held out. Speed-ups are ratios of the",
-        "published times, and an error is (predicted - published) / published.",
-        "",
-        f"Batch norm is {SETTINGS.batch_norm}, as LBANN's; numbers are float32; halos and allreduces overlap",
-        "computation as far as possible. The paper publishes neither the grids of a sample's GPUs, which here are",
-        "; ".join(f"{group}: {format_parts(dict(grid))}" for group, grid in GRIDS.items() if grid) + ";",
-        "nor the widths of the mesh networks (`layers/models/mesh.py`). The grids make a square on each node, nodes",
-        "follow along h; the calibration's cells hardly tell three families of grids apart (last section).",
         "",
         "## Constants",
         "",

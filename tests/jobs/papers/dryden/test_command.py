@@ -14,4 +14,4 @@ def test_a_table_is_printed_with_its_error_and_single_layers_after_it(capsys):
 
 def test_a_page_is_not_part_of_one(capsys, tmp_path):
     words = ["reproduce", "dryden", "--tables", "I", "--out", str(tmp_path / "page.md")]
-    assert_refused(capsys, words, "--out: writes the full page")
+    assert_refused(capsys, words, "--out: writes all tables")

@@ -12,7 +12,7 @@ from distconv.jobs.papers.dryden.layers import CONV1, CONV1_1, LAYERS, SLABS, SQ
 from distconv.perfmodel.machine.machine import Machine
 
 NUMBERS = re.compile(r"[-+]?\d+(\.\d+|%)")
-PAGE = Path(__file__).parents[4] / "docs" / "evidence" / "paper-tables.md"
+PAGE = Path(__file__).parents[4] / "docs" / "evidence" / "paper-tables-layers.md"
 LAYER = {(found.name, found.layer.channels, found.layer.kernel): found.layer for found in LAYERS}
 RESNET_CONV1 = LAYER["conv1", 3, 7]
 

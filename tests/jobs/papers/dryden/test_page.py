@@ -10,6 +10,8 @@ from distconv.jobs.papers.dryden.published import TABLES
 from distconv.perfmodel.machine.machine import Machine
 
 
+@pytest.mark.long
+@pytest.mark.time_limit(300)
 def test_rows_of_the_table_of_exponents_have_a_cell_for_each_heading(monkeypatch):
     monkeypatch.setattr(page, "calibrated", lambda machine: machine)  # takes seconds, and only changes numbers
     results = PredictedTimes.of(Machine.load("lassen"), fit=False)
