@@ -282,7 +282,10 @@ def _compute_outcome(function: Callable[..., Any], args: Any, kwargs: Any) -> _O
     operands: list[torch.Tensor] = []
 
     def make(key: TensorKey) -> torch.Tensor:
-        operands.append(key.meta_tensor())
+        # Under autocast a half-precision input meets float32 weights, which meta tensors reject. Strides do not depend
+        # on the precision.
+        half = key.dtype in (torch.bfloat16, torch.float16)
+        operands.append((key._replace(dtype=torch.float32) if half else key).meta_tensor())
         return operands[-1]
 
     given = restore_arguments(args, make)
