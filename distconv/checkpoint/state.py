@@ -28,7 +28,7 @@ from distconv.checkpoint.reading import Checkpoint, CheckpointMetadata, LayoutRe
 from distconv.checkpoint.writing import save
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
 from distconv.distribution import Distribution
-from distconv.errors import CheckpointError
+from distconv.errors import CheckpointError, MismatchError
 from distconv.parallel import training_comm
 from distconv.parameters.replicas import check_tensors
 from distconv.process import watchdog
@@ -103,6 +103,8 @@ def save_checkpoint(
     CheckpointError
         On all ranks, if it could not be written, a value cannot be saved, or ``keep`` is below 0; earlier ones are
         intact.
+    MismatchError
+        On all ranks, if tensors differ between ranks, or rank 0 lacks some.
 
     Examples
     --------
@@ -240,12 +242,29 @@ def capture_state(
         values[EXTRA] = extra
     tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
     # One rank's copy is written, so a difference would be lost. Ranks may have random-number states of their own.
+    with watchdog.waiting(lambda: "names of a checkpoint's tensors"):
+        written = set(comm.bcast(list(tensors)))
+    try_on_all_ranks(comm, lambda: _check_names(tensors, written, comm.rank), MismatchError)
     check_tensors(tensors, comm, "save_checkpoint")
     for name, own in _random_states(model).items():
         with watchdog.waiting(lambda: "random numbers of all ranks"):
             states = comm.gather(own.numpy(), root=0) or []
         tensors[f"random/{name}"] = torch.from_numpy(np.array(states, dtype=np.uint8))
     return tensors, values
+
+
+def _check_names(tensors: Tensors, written: set[str], rank: int) -> None:
+    """Raise MismatchError if a tensor of this rank is missing on rank 0, whose copies are written.
+
+    Rank 0 may have more: that of a pipeline has the optimizer state of all stages.
+    """
+    missing = [name for name in tensors if name not in written]
+    if missing:
+        raise MismatchError(
+            f"save_checkpoint: {missing[0]!r} and {len(missing) - 1} more tensors of rank {rank} are "
+            "missing on rank 0, whose copies are written. Pass the same model on all ranks, and an optimizer with the "
+            "same parameters."
+        )
 
 
 def _model_state(model: torch.nn.Module) -> tuple[Tensors, dict[str, Any]]:

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
+from torch import nn
 
 import distconv as dc
 from tests.distconv.one_rank_alone import Case, Rank, check, with_weight
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.time_limit(20)]
+
+
+def save_with_optimizer(comm: Any, of_layer: int) -> None:
+    """Save two layers with an optimizer of one of them, as stages of a pipeline have; the second has a bias, too."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(net[of_layer].parameters(), 0.1, momentum=0.9)
+    for parameter in net[of_layer].parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    dc.save_checkpoint("a", 1, net, optimizer, comm=comm)
+
 
 CHECKPOINTS: dict[str, Case] = {
     "checkpoint saved: folder": (
@@ -21,6 +37,10 @@ CHECKPOINTS: dict[str, Case] = {
     "checkpoint saved: a value of no kind": (
         lambda r: dc.save_checkpoint("a", 1, with_weight(len), comm=r.comm, values=r.pick({}, 3)),
         "values is a int",
+    ),
+    "checkpoint saved: parameters of the optimizer": (
+        lambda r: save_with_optimizer(r.comm, of_layer=r.pick(0, 1)),
+        r"save_checkpoint: 'optimizer/1.weight/momentum_buffer' and 1 more tensors of rank \d are missing on rank 0",
     ),
     "checkpoint loaded: folder": (
         lambda r: dc.load_checkpoint(r.pick("a", "b"), with_weight(len), comm=r.comm),
