@@ -549,9 +549,11 @@ def resolve_field(each: Field, source: SampleSource, samples: int) -> Field:
             continue
         own = np.asarray(numbers, np.float64).reshape(-1)
         if own.size not in (1, channels) or not np.isfinite(own).all() or (name == "scale" and not own.all()):
+            few = np.array2string(own, threshold=6, edgeitems=2, separator=", ")
             raise DataError(
-                f"{what}: {name} is {own.tolist()} for {channels} channels. Give one finite number for each channel, "
-                f"or one for all{'; none may be 0' if name == 'scale' else ''}."
+                f"{what}: {name} is {few} ({own.size} numbers) for {channels} channels. Give one finite number for each "
+                f"channel, or one for all{'; none may be 0' if name == 'scale' else ''}. For samples without channels, "
+                "call moments with channels=False."
             )
         changed[name] = own
     for name, factors in (

@@ -110,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot",
         type=Path,
-        metavar="PICTURE",
+        metavar="FILE",
         help="draw the compared candidates and the timeline of the chosen plan into this file (.png, .pdf, .svg)",
     )
 

@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot",
         type=Path,
-        metavar="PICTURE",
+        metavar="FILE",
         help="draw the plan, and its scaling up to --ranks, into this file (.png, .pdf, .svg)",
     )
 

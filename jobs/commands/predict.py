@@ -123,7 +123,7 @@ def _add_windows(parser: argparse.ArgumentParser) -> None:
         "--overlap",
         type=fraction_below_one,
         default=0.25,
-        metavar="SHARE",
+        metavar="FRACTION",
         help="fraction of a window that overlaps with the next one (default: %(default)s)",
     )
 

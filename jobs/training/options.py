@@ -168,7 +168,7 @@ def _add_learning_rate(parser: argparse.ArgumentParser, defaults: TrainingSettin
         "--warm-up",
         type=fraction,
         default=defaults.warm_up,
-        metavar="SHARE",
+        metavar="FRACTION",
         help="fraction of the steps over which the learning rate rises to its peak (default: %(default)s)",
     )
     parser.add_argument(

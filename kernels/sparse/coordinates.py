@@ -147,8 +147,8 @@ def sorting_order(coords: torch.Tensor) -> torch.Tensor:
     keys, order = torch.sort(KeySpace.enclose(coords, margin=(0,) * (coords.shape[1] - 1)).pack(coords))
     if len(keys):
         # Equal rows are neighbours after sorting.
-        repeated = keys[1:] == keys[:-1]
-        _raise_if_any(coords[order[1:]], repeated, "repeat another row; merge their features (say their mean) first")
+        repeated = torch.cat([keys.new_zeros(1, dtype=torch.bool), keys[1:] == keys[:-1]])
+        _raise_if_any(coords[order], repeated, "repeat another row; merge their features (say their mean) first")
     return order
 
 

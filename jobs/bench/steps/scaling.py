@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot",
         type=Path,
-        metavar="PICTURE",
+        metavar="FILE",
         help="draw measured and predicted times into this file (.png, .pdf, .svg)",
     )
     report.add_json_argument(parser)

@@ -105,7 +105,7 @@ def test_coordinates_that_cannot_be_are_refused(rows, options, says):
 
 def test_repeated_sites_are_refused_with_their_number_and_the_first():
     rows = torch.tensor([[0, 5, 5], [0, 1, 2], [0, 5, 5], [1, 1, 2], [0, 1, 2]])
-    with pytest.raises(dc.CoordinateError, match=r"2 of 4 coordinates repeat another row.* first is \[0, 1, 2\]"):
+    with pytest.raises(dc.CoordinateError, match=r"2 of 5 coordinates repeat another row.* first is \[0, 1, 2\]"):
         sorting_order(rows)
 
 
