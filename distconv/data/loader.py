@@ -551,9 +551,9 @@ def resolve_field(each: Field, source: SampleSource, samples: int) -> Field:
         if own.size not in (1, channels) or not np.isfinite(own).all() or (name == "scale" and not own.all()):
             few = np.array2string(own, threshold=6, edgeitems=2, separator=", ")
             raise DataError(
-                f"{what}: {name} is {few} ({own.size} numbers) for {channels} channels. Give one finite number for each "
-                f"channel, or one for all{'; none may be 0' if name == 'scale' else ''}. For samples without channels, "
-                "call moments with channels=False."
+                f"{what}: {name} is {few} ({own.size} numbers) for {channels} channels. Give one finite number for "
+                f"each channel, or one for all{'; none may be 0' if name == 'scale' else ''}. For samples without "
+                "channels, call moments with channels=False."
             )
         changed[name] = own
     for name, factors in (

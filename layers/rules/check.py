@@ -162,8 +162,8 @@ def _compare(name: str, what: str, actual: Mapping[str, torch.Tensor], expected:
             index = tuple(int(i) for i in torch.unravel_index(difference.argmax(), difference.shape))
             raise MismatchError(
                 f"{name}, {what}: {which} differs by {float(difference.max()):.2g} at {index} from the "
-                "single-process result. The operator needs more of its input than its windows declare, pads, or reduces "
-                "over the full tensor."
+                "single-process result. The operator needs more of its input than its windows declare, pads, or "
+                "reduces over the full tensor."
             )
 
 
