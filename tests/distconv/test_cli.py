@@ -17,6 +17,7 @@ import pytest
 
 import distconv
 from distconv import cli
+from tests.jobs.approved import assert_approved
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,6 +46,13 @@ def test_help_lists_all_commands_and_shows_examples(
     assert (code, err) == (0, "")
     for part in ("train mesh", "data mesh", "bench memory", "info", "examples:"):
         assert (part in out) == (comm.rank == 0)
+
+
+@pytest.mark.parametrize("group", [None, "train", "verify"])
+def test_the_list_of_commands_is_as_approved(group: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = outcome([group or "--help"], capsys)
+    assert code == 0
+    assert_approved(f"commands/{group or 'all'}", out)
 
 
 @pytest.mark.fault(89)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from distconv.kernels import normalization
 from distconv.kernels.normalization import (
     BatchNormGradient,
     copy_if_misread,
@@ -49,6 +50,19 @@ def test_the_gradient_from_the_sums_of_blocks_is_that_of_the_whole(shape, weight
     close(torch.cat([half.input_gradient(whole.numel() // 3) for half in halves]), x.grad)
     if weighted:
         close(total, torch.stack([w.grad, b.grad]))
+
+
+@pytest.mark.parametrize("elements", [1, 7, 30, 64, 1000])
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_gradients_do_not_depend_on_the_size_of_slices(monkeypatch, elements, order):
+    monkeypatch.setattr(normalization, "_BLOCK_ELEMENTS", elements)
+    x = normal(2, 7, 3, 5).contiguous(memory_format=order).requires_grad_()
+    grad = normal(2, 7, 3, 5, seed=1).contiguous(memory_format=order)
+    w, b = (normal(7, seed=seed).requires_grad_() for seed in (2, 3))
+    F.batch_norm(x, None, None, w, b, True, eps=EPS).backward(grad)
+    half = BatchNormGradient(grad, x.detach(), w.detach(), moments(x.detach()), EPS)
+    close(half.sums, torch.stack([w.grad, b.grad]))
+    close(half.input_gradient(x.numel() // 7), x.grad)
 
 
 def test_with_given_moments_the_gradient_is_that_of_evaluation():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from distconv.perfmodel.exploration.candidate_stages import Overheads
@@ -32,6 +34,12 @@ CASES = {
         "cuts": ["n2", "n5"],
         "overheads": Overheads(1e-4, 2e-4, 3e-10, True, 5e-4),
     },
+    "large nodes": {
+        "profile": PROFILE,
+        "devices": 8,
+        "joint": True,
+        "machine": replace(uneven_machine(overlap=False), ranks_per_node=8),
+    },
     "graphs": {"profile": lambda size: trace(Flat(), (size, 3, 18, 20)), "devices": 4, "joint": True},
 }
 
@@ -39,7 +47,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_explorations(case: str) -> None:
     options = dict(CASES[case])
-    found = explore(options.pop("profile"), uneven_machine(), options.pop("devices"), 8, schedules=SCHEDULES, **options)
+    machine = options.pop("machine", uneven_machine())
+    found = explore(options.pop("profile"), machine, options.pop("devices"), 8, schedules=SCHEDULES, **options)
     lines = found.explain().splitlines()
     for choice in found.table:
         held = " ".join(map(digits, choice.memory))
