@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -85,7 +86,7 @@ def test_buckets_are_those_of_the_gradient_reduction(monkeypatch: pytest.MonkeyP
 
 def test_a_save_during_steps_ends_with_the_last_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clock = iter(range(100))
-    monkeypatch.setattr(safeguards.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(safeguards, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     model = torch.nn.Linear(2, 3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     saves = safeguards._Saves(MPI.COMM_SELF, tmp_path, model, optimizer)
