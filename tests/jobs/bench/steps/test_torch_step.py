@@ -38,7 +38,8 @@ def test_the_layers_of_each_kind_are_as_approved(kind: str) -> None:
     model, x, labels = torch_step.build(kind, 6, 4, 2, 3, memory_format="channels_last")
     weights = [module.weight for module in model.modules() if isinstance(module, torch.nn.Conv2d)]
     assert all(each.is_contiguous(memory_format=torch.channels_last) for each in (x, *weights))
-    trained = torch_step.training(model, x, labels)
+    x = x.double()
+    trained = torch_step.training(model.double(), x, labels)
     before = trained.loss(x, labels).item()
     trained.step()
     lines = [f"{name} {list(value.shape)}" for name, value in model.named_parameters()]
