@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 
 FOLDER = Path(__file__).parent
@@ -28,3 +29,10 @@ def size_of(value: torch.Tensor) -> str:
     """Return dtype, shape and the sum of the absolute values."""
     size = value.detach().to(torch.complex128).abs().nan_to_num(posinf=0).sum().item()
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} {size:.4g}"
+
+
+def weighted(values: object) -> str:
+    """Return shape and sum of numbers, each of which has a weight of its own: their order matters."""
+    array = np.asarray(values, np.float64)
+    total = float((array.ravel() * np.cos(np.arange(array.size))).sum())
+    return f"{list(array.shape)} {total:.5g}"
