@@ -5,7 +5,9 @@ python -m tests.jobs.approved      write the files again; read the difference be
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,3 +38,13 @@ def weighted(values: object) -> str:
     array = np.asarray(values, np.float64)
     total = float((array.ravel() * np.cos(np.arange(array.size))).sum())
     return f"{list(array.shape)} {total:.5g}"
+
+
+def assert_approved_defaults(name: str, *settings: Any) -> None:
+    """Compare the own fields of settings, without those of their base classes."""
+    lines = []
+    for each in settings:
+        own = type(each).__annotations__
+        lines.append(f"{type(each).__name__}:")
+        lines += [f"    {field.name} = {getattr(each, field.name)!r}" for field in fields(each) if field.name in own]
+    assert_approved(f"settings/{name}", "\n".join(lines))
