@@ -88,11 +88,9 @@ def describe(figure: Any) -> Iterator[str]:
             yield f"axes {axes.get_label()} shrunk by {axes._colorbar_info['shrink']}"
         else:
             grid = place.get_gridspec()
-            for name, span, ratios in (
-                ("rows", place.rowspan, grid.get_height_ratios()),
-                ("columns", place.colspan, grid.get_width_ratios()),
-            ):
-                yield f"axes {name} {span.start}:{span.stop} of {numbers(ratios or ())}"
+            rows = f"{place.rowspan.start}:{place.rowspan.stop} of {numbers(grid.get_height_ratios() or ())}"
+            columns = f"{place.colspan.start}:{place.colspan.stop} of {numbers(grid.get_width_ratios() or ())}"
+            yield f"axes rows {rows}, columns {columns}"
         title, shown = axes.title, "on" if axes.axison else "off"
         style = f"{title.get_fontsize():g} {colour(title.get_color())}"
         yield f"  title {title.get_text()!r} {style}, {shown}, aspect {axes.get_aspect()}"
