@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -120,3 +121,23 @@ def test_weights_and_windows_by_hand(comm: Any) -> None:
     assert windows.shape("x") == (6, 2, 4, 7) and windows.chunks("x") == source.chunks("x")
     box = (dc.Interval(3, 4), dc.Interval(0, 2), dc.Interval(1, 3), dc.Interval(2, 7))
     assert np.array_equal(windows.read("x", box), numbers[1:2, :, 2:4, 2:])
+    calls: list[str] = []
+    windows.source = SimpleNamespace(close=lambda: calls.append("close"), check_unchanged=lambda: calls.append("check"))  # type: ignore[assignment]
+    windows.check_unchanged()
+    windows.close()
+    assert calls == ["check", "close"]
+
+
+@pytest.mark.ranks(1)
+def test_windows_are_blended_by_their_weights(comm: Any) -> None:
+    """Three of five rows each, two channels: the one row of both is that of equal weights."""
+    grid = dc.ProcessGrid(comm)
+    blend, layout = Blend(grid, (5, 4), (3, 4)), dc.Distribution(grid, (None, None, "h", None))
+    for first, value in ((0, 1.0), (2, 3.0)):
+        window = torch.full((1, 2, 3, 4), value, dtype=torch.float64)
+        window[:, 1] *= 10
+        blend.add((first, 0), dc.DistTensor(window, layout, (1, 2, 3, 4)))
+    found = dc.gather(blend.result())
+    assert found.dtype == torch.float64 and found.shape == (1, 2, 5, 4)
+    expected = torch.tensor([1, 1, 2, 3, 3], dtype=torch.float64)[:, None].expand(5, 4)
+    torch.testing.assert_close(found[0], torch.stack([expected, 10 * expected]))
