@@ -5,8 +5,11 @@ python -m tests.jobs.approved      write the files again; read the difference be
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 FOLDER = Path(__file__).parent
@@ -29,3 +32,20 @@ def size_of(value: torch.Tensor) -> str:
     size = value.detach().to(torch.complex128).abs().nan_to_num(posinf=0).sum().item()
     size = size if size > 1e-12 else 0.0
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} {size:.4g}"
+
+
+def weighted(values: object) -> str:
+    """Return shape and sum of numbers, each of which has a weight of its own: their order matters."""
+    array = np.asarray(values, np.float64)
+    total = float((array.ravel() * np.cos(np.arange(array.size))).sum())
+    return f"{list(array.shape)} {total:.5g}"
+
+
+def assert_approved_defaults(name: str, *settings: Any) -> None:
+    """Compare the own fields of settings, without those of their base classes."""
+    lines = []
+    for each in settings:
+        own = type(each).__annotations__
+        lines.append(f"{type(each).__name__}:")
+        lines += [f"    {field.name} = {getattr(each, field.name)!r}" for field in fields(each) if field.name in own]
+    assert_approved(f"settings/{name}", "\n".join(lines))

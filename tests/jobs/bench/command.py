@@ -1,8 +1,20 @@
-"""Check of the ratios that benchmarks print."""
+"""Checks of what benchmarks print: ratios of measured times, and the whole text of a run with times of the test."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from distconv import cli
+from distconv.jobs.bench import report
+from tests.jobs.approved import assert_approved
+
+MACHINE = {"cpu": "a CPU", "cores": 12}
 
 
 def assert_ratios_are_printed(lines: list[str], names: list[str]) -> None:
@@ -13,3 +25,47 @@ def assert_ratios_are_printed(lines: list[str], names: list[str]) -> None:
         for name, median in medians.items():
             ratio = f"{median / medians[names[0]]:.3f}"
             assert any(line.startswith(f"{name} ") and line.endswith(ratio) for line in lines)
+
+
+class Printing:
+    """Runs benchmarks on this rank, on a machine of the test, and compares all they print."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch, self.capsys, self.seen = monkeypatch, capsys, list[str]()
+        monkeypatch.setattr(report, "machine", lambda: MACHINE)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+
+    def times(self, count: int, rounds: int) -> list[float]:
+        """Seconds of a variant in no order, whose median is not its mean; ratios differ between rounds."""
+        return [
+            (count * 3 % 7 + 1) * (1 + ((number + count + count // 2) % rounds) ** 2 / 8) / 1000
+            for number in range(rounds)
+        ]
+
+    def time_interleaved(
+        self, comm: Any, variants: Mapping[Any, Callable[[], float]], rounds: int, **options: Any
+    ) -> dict[Any, list[float]]:
+        """Run each variant once, and return times of the test."""
+        assert all(0 <= variant() < 100 for variant in variants.values())
+        self.seen.append(f"timed: {', '.join(map(str, variants))}; {rounds} rounds, {options}")
+        return {name: self.times(count, rounds) for count, name in enumerate(variants)}
+
+    def approve(self, name: str, module: ModuleType | None, *command: str, code: int = 0) -> None:
+        """Run ``distconv bench COMMAND`` whose timer is in ``module``; the text is that of the file ``bench/NAME``."""
+        words = ["bench", *command]
+        self.monkeypatch.setattr("sys.argv", ["distconv", *words])
+        if module is not None:
+            self.monkeypatch.setattr(module, "time_interleaved", self.time_interleaved)
+        assert cli.main(words) == code
+        self.approve_printed(name)
+
+    def approve_printed(self, name: str) -> None:
+        """Compare what was printed since the last comparison, and what was noted before."""
+        assert_approved(f"bench/{name}", "\n".join([*self.seen, self.capsys.readouterr().out]))
+        self.seen.clear()
+
+
+@pytest.fixture
+def printing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Printing:
+    """Benchmarks on a machine of the test."""
+    return Printing(monkeypatch, capsys)

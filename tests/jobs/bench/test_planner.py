@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +14,11 @@ from distconv import cli
 from distconv.jobs.bench import planner
 from distconv.perfmodel.cost import block_geometry
 from distconv.perfmodel.strategy import selection
+from tests.jobs.bench import command
 from tests.jobs.command_lines import assert_refused
 from tests.jobs.planning import planned_files
+
+printing = command.printing
 
 folder = planned_files.folder
 
@@ -65,3 +70,17 @@ def test_each_search_has_its_method_and_limit_and_begins_with_empty_caches(
 def test_no_number_of_ranks_is_refused_before_planning(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["bench", "planner", *NETWORK, "--from", "8", "--to", "4"]
     assert_refused(capsys, words, "distconv bench planner: --from 8: larger than --to 4. Swap the values.")
+
+
+def test_the_printed_text_is_as_approved(printing: command.Printing, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = (number * number / 8 for number in count())
+    monkeypatch.setattr(planner, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    network = ["--model", "unet", "--width", "4", "--input", "18,32,32", "--batch", "6", "--machine", "lassen"]
+    printing.approve("planner", None, "planner", *network, "--from", "2", "--to", "6")
+    slower = {"exact": 0.002, "longest-path": 0.001}
+
+    def select(graph: Any, machine: Any, ranks: int, *, memory: Any, method: str) -> Any:
+        return SimpleNamespace(time=slower[method] if ranks < 3 else 0.0015 + 0.001 * (method != "exact"), gap=0.25)
+
+    monkeypatch.setattr(planner, "select", select)
+    printing.approve("planner-slower", None, "planner", *network, "--from", "2", "--to", "5")

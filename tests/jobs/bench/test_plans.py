@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 
 from distconv.cli import main
+from distconv.jobs.bench import plans
 from distconv.pipeline import PipelinePlan
-from tests.jobs.command_lines import assert_refused
+from tests.jobs.bench import command
+from tests.jobs.command_lines import assert_refused, parsed
+
+printing = command.printing
 
 FIRST = PipelinePlan("lenet5", 4, 2, ("c5",), (1, 1), (None, None), "pipedream", kinds=("old", "new"))
 PLANS = {
@@ -57,3 +61,28 @@ def test_plans_that_cannot_be_compared_are_refused(
     comm: Any, shared_tmp_path: Path, capsys: Any, names: list[str], more: list[str], text: str
 ) -> None:
     assert_refused(capsys, words(comm, shared_tmp_path, names, *more), text)
+
+
+def test_the_printed_text_is_as_approved(
+    printing: command.Printing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([*range(100, 104), *(number * number / 1000 for number in range(1, 100))])
+
+    def pipeline_step_s(pipe: Any, schedule: str, x: Any, target: Any, comm: Any) -> float:
+        pipe.step(x, target)
+        printing.seen.append(f"{schedule} {tuple(x.shape)}, labels below {int(target.max()) + 1}")
+        return next(clock)
+
+    monkeypatch.chdir(tmp_path)
+    for name, microbatches in (("gpipe", 4), ("pipedream", 1)):
+        plan = PipelinePlan("lenet5", 8, 1, (), (1,), (None,), name, microbatches)
+        plan.save(Path(f"{name}.json"))
+    monkeypatch.setattr(plans, "pipeline_step_s", pipeline_step_s)
+    words = ["plans", "gpipe.json", "pipedream.json", "--input", "1,28,28", "--classes", "3", "--rounds", "4"]
+    printing.approve("plans", None, *words)
+    several = {"first.json": FIRST, "third.json": replace(PLANS["third"], ranks=4, replicas=(2, 2))}
+    times = {
+        name: [0.001 * (1 + (index + number) ** 2 % 7) for number in range(4)] for index, name in enumerate(several)
+    }
+    print(plans._report(parsed("bench plans", *words[1:]), several, times))
+    printing.approve_printed("plans-report")

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
+import os
+import platform
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from distconv import cli
 from distconv.jobs.bench import report
@@ -53,3 +58,32 @@ def test_a_table_has_a_line_for_each_and_ratios_of_medians() -> None:
         ["b", "3.00", "1.00", "9.00", "1.500", "1", "MiB"],
     ]
     assert report.time_table({"b": [0.001]}, "a").splitlines()[1].split() == ["b", "1.00", "1.00", "1.00"]
+
+
+def test_the_machine_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0: [3, 4, 5]}[pid], raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(
+        report, "open", lambda path: io.StringIO("vendor: a\nmodel name\t: B: 2 GHz \nmodel name: c\n"), raising=False
+    )
+    found = {"cpu": "B: 2 GHz", "cores": 3, "torch": torch.__version__, "python": platform.python_version()}
+    assert report.machine() == found
+    monkeypatch.setattr("sys.argv", ["a", "bench", "b"])
+    assert report.heading("a step").splitlines() == [
+        "a step",
+        "command: distconv bench b",
+        f"machine: cpu B: 2 GHz, cores 3, torch {found['torch']}, python {found['python']}",
+    ]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    assert report.machine() == found | {"gpu": "a GPU"}
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert report.machine()["cores"] == 8
+
+    def missing(path: str) -> Any:
+        raise OSError(path)
+
+    for opened in (missing, lambda path: io.StringIO("vendor: a\n")):
+        monkeypatch.setattr(report, "open", opened, raising=False)
+        assert report.machine()["cpu"] == (platform.processor() or platform.machine())

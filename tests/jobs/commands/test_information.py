@@ -7,13 +7,17 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from mpi4py import MPI
 
 import distconv
+from distconv.errors import CommunicatorError
 from distconv.jobs.commands import information
 from distconv.process import environment
+from tests.jobs.approved import assert_approved
 
 
 def test_every_rank_describes_the_same_job(comm):
@@ -65,3 +69,34 @@ def test_the_memory_of_a_rank_is_what_the_system_says_and_has_three_parts(comm):
     assert total == pytest.approx(max(comm.allgather(resident)), rel=0.05)
     assert len(parts) == 3 and sum(parts) == pytest.approx(total, abs=3)
     assert all(parts[:2])
+
+
+def test_memory_and_transports_are_told_as_approved(monkeypatch):
+    text = "VmRSS: 9 kB\nRssAnon:\t   40960 kB\nRssFile:\t  204800 kB\nRssShmem:\t    3072 kB\n"
+    monkeypatch.setattr(information, "Path", lambda path: SimpleNamespace(read_text=lambda: text))
+    ranks = SimpleNamespace(allgather=lambda own: [{"Anon": 250 << 20}, own, own] if len(own) == 3 else [own])
+    lines = [information._memory(MPI.COMM_SELF), information._memory(ranks)]
+    text = "nothing"
+    assert information._memory(MPI.COMM_SELF) == "unknown"
+
+    def missing(path):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(information, "Path", missing)
+    assert information._memory(MPI.COMM_SELF) == "unknown"
+    monkeypatch.setattr(information.device_transport, "needs_process_groups", lambda: True)
+    lines.append(information._transport(MPI.COMM_SELF))
+    monkeypatch.setattr(information.device_transport, "needs_process_groups", lambda: False)
+    lines.append(information._transport(MPI.COMM_SELF))
+    monkeypatch.setattr(information, "device", lambda: torch.device("cuda"))
+    for messages, sums, reason in ((1, 1, ""), (1, 0, ""), (0, 0, ""), (1, 1, "no driver"), (0, 1, "no driver")):
+        taken = SimpleNamespace(messages=messages, sums=sums)
+        monkeypatch.setattr(information.cuda_aware, "probe_mpi_support", lambda comm, gpu, taken=taken: taken)
+        monkeypatch.setattr(information.device_transport, "describe_missing", lambda comm, gpu, reason=reason: reason)
+        lines.append(information._transport(MPI.COMM_SELF))
+
+    def fail(comm, gpu):
+        raise CommunicatorError("ranks disagree")
+
+    monkeypatch.setattr(information.cuda_aware, "probe_mpi_support", fail)
+    assert_approved("information", "\n".join([*lines, information._transport(MPI.COMM_SELF)]))

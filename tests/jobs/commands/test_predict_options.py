@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from mpi4py import MPI
 
+from distconv.errors import GridError
 from distconv.jobs.commands import predict
 from distconv.jobs.prediction.network import TrainedNetwork
 from distconv.jobs.prediction.samples import PredictionRun
@@ -105,3 +108,38 @@ def test_an_output_is_not_gone_on_with_by_other_options(words: str) -> None:
         return PredictionRun(options, of, inputs, *[None] * 3)._note  # type: ignore[arg-type]
 
     assert note() == note("--batch", "3") and note(*words.split()) != note()
+
+
+def test_a_grid_has_no_axis_that_the_samples_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predict, "ProcessGrid", lambda comm, **extents: extents)
+    for dimensions, lacking in ((3, "dh"), (4, "d"), (5, "")):
+        for axis in "ndhw":
+            options: Any = SimpleNamespace(grid={"d": 1, axis: 2})
+            if axis in lacking:
+                with pytest.raises(GridError, match=f"^--grid: the samples have no axis {axis}. Use axes of"):
+                    predict._grid(options, MPI.COMM_SELF, dimensions)
+            else:
+                assert predict._grid(options, MPI.COMM_SELF, dimensions) == options.grid
+
+
+def test_labelled_samples_are_predicted_as_in_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Outcome(SimpleNamespace):
+        def __str__(self) -> str:
+            return "75.00 %"
+
+    trained = TrainedNetwork(Path("run"), "classify", {}, {}, "digest")
+    outcome = Outcome(accuracy=0.75, loss=0.5)
+    monkeypatch.setattr(predict, "find_network", lambda path, comm: trained)
+    monkeypatch.setattr(predict.labelled, "is_labelled", lambda of, data: (of, data) == (trained, Path("x.h5")))
+    monkeypatch.setattr(predict.labelled, "predict", lambda *given: (Path("p.zarr"), "test", outcome))
+    monkeypatch.setattr(predict, "peak_memory_bytes", lambda: 9)
+    assert predict.run(parsed("predict", "run", "--data", "x.h5", "--out", str(tmp_path))) == 0
+    assert capsys.readouterr().out == "test accuracy: 75.00 %\npredictions: p.zarr\n"
+    text = (tmp_path / "summary.json").read_text()
+    assert text == json.dumps(json.loads(text), indent=1) + "\n"
+    assert json.loads(text) == {
+        **{"weights": "run", "task": "classify", "data": "x.h5", "group": "test", "accuracy": 0.75, "loss": 0.5},
+        **{"ranks": 1, "peak_memory_bytes": [9]},
+    }

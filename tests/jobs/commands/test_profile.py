@@ -8,16 +8,21 @@ import pytest
 import torch
 
 from distconv.cli import main
+from distconv.errors import DistconvError
 from distconv.jobs.commands import profile
 from distconv.layers.models import MODELS
 from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.operation_work import local_call
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.machine import measure_links
-from distconv.perfmodel.machine.machine import Compute, Machine, Roofline
+from distconv.perfmodel.machine.links import Link
+from distconv.perfmodel.machine.machine import Compute, Machine, Overlap, Roofline
+from distconv.perfmodel.machine.measure_links import LinkProfile, NetworkProfile
 from distconv.perfmodel.profiles import layer_timing
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile
-from tests.jobs.command_lines import assert_refused
+from tests.jobs.approved import assert_approved
+from tests.jobs.command_lines import assert_refused, parsed
+from tests.jobs.verification.pretended import two_ranks
 
 LENET = ["--model", "lenet5", "--input", "1,28,28", "--batch", "8"]
 
@@ -165,3 +170,57 @@ def test_of_several_profiles_the_shortest_times_and_the_medians_of_rates_count()
         profiles.append(replace(Machine.load("localhost"), compute=(entry,)))
     (entry,) = profile.combine_machines(profiles).compute
     assert (entry.table, entry.roofline.kernel_s) == ({"a": 2.0}, 2.0)
+
+
+def link(latency: float) -> Link:
+    return Link(latency, 1e9 / latency / 1e6)
+
+
+def test_a_machine_has_the_measured_links_and_rooflines_alone_and_of_all_ranks(monkeypatch):
+    monkeypatch.setattr(profile, "node_indices", lambda comm: [0, 0, 0, 1])
+    monkeypatch.setattr(profile, "run_on_first_ranks", lambda comm, count, action: action())
+    monkeypatch.setattr(profile, "measure_roofline", lambda comm, device: Roofline(1e9 * comm.size, 2e9, 3e-6))
+    monkeypatch.setattr(profile, "measure_exchange", lambda comm, device: 4e-6 * comm.size)
+    monkeypatch.setattr(profile, "measure_sum", lambda comm, device: 5e-6 * comm.size)
+    monkeypatch.setattr(profile.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 3000}.get)
+    near, far, cpu = LinkProfile(link(1e-6), link(2e-6)), LinkProfile(link(3e-6), link(4e-6)), torch.device("cpu")
+    found = profile.measure_machine("here", NetworkProfile(near, far), two_ranks(), cpu)
+    alone, both = Roofline(1e9, 2e9, 3e-6), Roofline(2e9, 2e9, 3e-6, exchange_s=8e-6, gradient_s=10e-6)
+    assert found == Machine(
+        "here", 3, 4096e3, near.exchange, far.exchange, Overlap(False, False), (Compute(1, alone), Compute(3, both))
+    )
+    for network, links in (
+        (NetworkProfile(near, None), [near.exchange] * 2),
+        (NetworkProfile(None, far), [far.exchange] * 2),
+        (NetworkProfile(None, None), [Link(1e-6, 1e10)] * 2),
+    ):
+        found = profile.measure_machine("here", network, two_ranks(), cpu)
+        assert [found.node, found.network] == links
+    monkeypatch.setattr(profile, "node_indices", lambda comm: [0, 1])
+    assert [entry.busy for entry in profile.measure_machine("here", network, two_ranks(), cpu).compute] == [1]
+
+
+def test_layers_are_timed_with_the_shapes_and_steps_of_the_options(monkeypatch):
+    timed = []
+    monkeypatch.setattr(profile, "time_layers", lambda model, inputs, *steps: timed.append((model, inputs[0], steps)))
+    cpu, own = torch.device("cpu"), ["--warmup", "0", "--iterations", "4", "--batch", "3"]
+    lines = []
+    for words in (
+        ["--model", "lenet5"],
+        ["--model", "lenet5", "--input", "1,30,28", "--classes", "7", *own],
+        ["--model", "sparse_resnet", "--width", "2", "--classes", "7", "--input", "1,16,16,16", *own],
+    ):
+        _, text = profile._time_network(parsed("profile", "--layers", *words), cpu)
+        model, x, steps = timed[-1]
+        *_, last = (each for each in model.parameters())
+        lines.append(f"{text} {list(x.shape)} {steps}, {sum(map(torch.numel, model.parameters()))}, {last.numel()}")
+    assert_approved("profile-networks", "\n".join(lines))
+    options = parsed("profile", "--layers", "--model", "sparse_resnet")
+    assert profile._sample_shape(options) == (1, 32, 32, 32)
+    options.model = "unknown"
+    with pytest.raises(DistconvError, match=r"^--layers: no such model \('unknown'\). Use one of .*sparse_resnet"):
+        profile._sample_shape(options)
+    for shape in ((2, 8, 8, 8), (1, 8, 8), (1, 8, 9, 8)):
+        options.model, options.input = "sparse_resnet", shape
+        with pytest.raises(DistconvError, match=f"^--input {','.join(map(str, shape))}: the voxels"):
+            profile._sample_shape(options)

@@ -28,10 +28,12 @@ class MlflowClient:
         return SimpleNamespace(experiment_id=found.index(name)) if name in found else None
 
     def create_experiment(self, name: str, artifact_location: str) -> int:
+        assert artifact_location == (self.path.parent / "mlflow").as_uri()
         self.kept["experiments"].append(name)
         return len(self.kept["experiments"]) - 1
 
     def search_runs(self, experiment_ids: list[int]) -> list[Any]:
+        assert experiment_ids == [self.kept["experiments"].index("distconv")]
         runs = enumerate(self.kept["runs"])
         return [SimpleNamespace(info=SimpleNamespace(run_id=number)) for number, run in runs if not run["deleted"]]
 
@@ -40,11 +42,13 @@ class MlflowClient:
         self._keep()
 
     def create_run(self, experiment_id: int, run_name: str) -> Any:
+        assert (experiment_id, run_name) == (self.kept["experiments"].index("distconv"), self.path.parent.name)
         self.kept["runs"].append({"deleted": False, "status": "RUNNING", "metrics": {}})
         return SimpleNamespace(info=SimpleNamespace(run_id=len(self.kept["runs"]) - 1))
 
     def log_batch(self, run_id: int, metrics: list[Any]) -> None:
-        for key, value, _, step in metrics:
+        for key, value, timestamp, step in metrics:
+            assert timestamp == 0
             self.kept["runs"][run_id]["metrics"].setdefault(key, []).append((step, value))
         self._keep()
 
@@ -87,7 +91,12 @@ def of_wandb(folder: Path) -> Scalars:
 
 
 def init(*, dir: str, mode: str, project: str, name: str, id: str, settings: Any) -> Run:
-    assert mode == "offline"
+    assert (mode, project, name) == ("offline", "distconv", Path(dir).name)
+    assert vars(settings) == {
+        **{"silent": True, "console": "off", "x_disable_stats": True, "x_disable_meta": True},
+        **{"disable_git": True, "save_code": False},
+    }
+    assert len(id) == len("distconv-") + 8
     place = Path(dir) / "wandb"
     return Run(place / f"offline-run-{len(list(place.glob('*')))}-{id}")
 

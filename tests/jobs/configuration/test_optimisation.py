@@ -40,6 +40,21 @@ def test_each_step_has_the_numbers_of_torch(name: str, arguments: dict[str, Any]
     assert len({rate for rate, _ in expected}) > 3
 
 
+def test_all_scheduled_values_of_a_group_are_given_and_no_others() -> None:
+    def sgd(parameters: Any) -> torch.optim.Optimizer:
+        return make_torch_optimizer("sgd", parameters, lr=0.02, momentum=0.5, weight_decay=0.125)
+
+    schedule = RateSchedule(sgd).begin("StepLR", {"step_size": 1, "gamma": 0.5}, steps=9, peak=3.0)
+    assert schedule.values_at(2) == {"lr": 0.005, "momentum": 0.5, "weight_decay": 0.125}
+    assert set(RateSchedule(adamw).begin("StepLR", {"step_size": 1}, steps=9, peak=3.0).values_at(0)) == {
+        "lr",
+        "betas",
+        "weight_decay",
+    }
+    assert schedule.values_at(0)["lr"] == 0.02
+    assert scheduler_name("") == ""
+
+
 def test_classes_of_torch_are_known_and_others_refused() -> None:
     assert [optimizer_name(name) for name in ("sgd", "adamw", "RMSprop")] == ["sgd", "adamw", "RMSprop"]
     assert scheduler_name("OneCycleLR") == "OneCycleLR"

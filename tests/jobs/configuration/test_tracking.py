@@ -68,5 +68,18 @@ def test_what_a_tracker_cannot_do_is_an_error_of_data(tmp_path: Path, monkeypatc
 
     installed(monkeypatch)
     monkeypatch.setattr(sys.modules["wandb"], "init", refuse)
-    with pytest.raises(DataError, match="--track wandb: no room left"):
+    with pytest.raises(DataError, match=r"^--track wandb: no room left$"):
         open_tracker("wandb", tmp_path, [])
+    for error, kind, text in (
+        (Refused(), DataError, "^--track wandb: Refused$"),
+        (OSError("full"), OSError, "^full$"),
+        (ImportError(), DataError, "^--track wandb: not installed. Run pip install wandb"),
+    ):
+
+        def fail(error: Exception = error, **_: object) -> None:
+            raise error
+
+        monkeypatch.setattr(sys.modules["wandb"], "init", fail)
+        with pytest.raises(kind, match=text) as raised:
+            open_tracker("wandb", tmp_path, [])
+        assert type(raised.value) is kind

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -15,11 +16,13 @@ from mpi4py import MPI
 
 import distconv as dc
 from distconv.errors import DataError
+from distconv.jobs.images import classification
 from distconv.jobs.images.classification import ImageSettings, ImageTrainer
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.classifier import Score
 from distconv.jobs.training.model_factory import ModelError
 from tests.distconv.data.sample_files import common
+from tests.jobs.approved import assert_approved_defaults
 from tests.jobs.images import image_files
 from tests.jobs.images.grids import ONE_GRID, grid_of, on_ranks, planned
 from tests.jobs.images.image_files import arrays, written
@@ -193,3 +196,44 @@ def test_a_classifier_has_an_answer_for_each_class(tmp_path: Path, classes: int,
     trainer = ImageTrainer(ImageSettings(), samples, dc.ProcessGrid(MPI.COMM_SELF))
     with nullcontext() if fine else pytest.raises(ModelError, match=r"are .*, 9.* with at least 10 classes"):
         trainer.loss(torch.zeros(2, classes), torch.tensor([0, 1]))
+
+
+def test_settings_are_as_approved_and_reach_the_network_and_the_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_approved_defaults("images", ImageSettings())
+    seen: list[Any] = []
+
+    def build(model: str, comm: Any, **options: Any) -> torch.nn.Module:
+        seen.append((model, options))
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
+
+    def loader(group: str, grid: Any, batch: int, **options: Any) -> Any:
+        seen.append((group, batch, options))
+        return SimpleNamespace(samples=5, steps=1)
+
+    moments = SimpleNamespace(mean=np.array([1.5]), std=np.array([2.5]))
+    samples: Any = SimpleNamespace(comm=MPI.COMM_SELF, extents=(1, 3, 4), classes=3, loader=loader, moments=moments)
+    monkeypatch.setattr(classification, "build_classifier", build)
+    monkeypatch.setattr(classification, "accumulate_batches", lambda parts, count: (parts, count))
+    settings = ImageSettings("mine", 7, batch=6, accumulate=2, seed=4, augment="flip", epochs=1, dtype="float64")
+    trainer = ImageTrainer(settings, samples, dc.ProcessGrid(MPI.COMM_SELF))
+    trainer.batches_of("test")
+    assert seen[0] == ("mine", {"seed": 4, "in_channels": 1, "classes": 3, "width": 7})
+    training = {"seed": 4, "augment": "flip", **settings.loader_options("cpu")}
+    assert seen[1:] == [("train", 3, training), ("test", 6, settings.evaluation_options("cpu"))]
+    assert trainer.loader[1] == 2
+    assert trainer.notes == {"task": "classify", "classes": 3, "mean": [1.5], "std": [2.5]}
+
+
+def test_a_model_of_a_pipeline_is_tried_on_one_image_before_it_is_split() -> None:
+    samples: Any = SimpleNamespace(comm=MPI.COMM_SELF, extents=(2, 3, 4), classes=5)
+    good = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(24), torch.nn.Linear(24, 5)).double()
+    settings = ImageSettings("mine", dtype="float64")
+    classification._check_one_image(good, settings, samples, "cpu")
+    assert not good.training and good[1].num_batches_tracked == 0
+    with pytest.raises(ModelError, match=r"--model mine fails on images of \(2, 3, 4\): RuntimeError: mat1 and mat2"):
+        classification._check_one_image(torch.nn.Linear(9, 5).double(), settings, samples, "cpu")
+    for wrong, shape in ((lambda x: x, r"\(1, 2, 3, 4\)"), (lambda x: [x], r"\('list',\)")):
+        model = torch.nn.Module()
+        model.forward = wrong  # type: ignore[method-assign, assignment]
+        with pytest.raises(ModelError, match=rf"the outputs for images of \(2, 3, 4\) are {shape}, but a classifier"):
+            classification._check_one_image(model, settings, samples, "cpu")

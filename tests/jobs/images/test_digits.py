@@ -10,10 +10,16 @@ import pytest
 
 from distconv.jobs.images import digits
 from distconv.jobs.images.samples import ImageSamples
+from tests.jobs.approved import assert_approved, weighted
 
 
 def test_they_are_the_same_each_time_and_every_class_is_there() -> None:
     train, test = digits.render_digits("train"), digits.render_digits("test")
+    shown = [
+        f"{name}: {weighted(each.labels)}, {weighted(each.pixels[:9])}"
+        for name, each in (("train", train), ("test", test))
+    ]
+    assert_approved("digits", "\n".join(shown))
     again = digits.render_digits("test")
     assert np.array_equal(test.pixels, again.pixels) and np.array_equal(test.labels, again.labels)
     for images, count in ((train, 6000), (test, 1000)):

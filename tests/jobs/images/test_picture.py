@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
+import pytest
+
+from distconv.jobs.images.picture import RESULT_FIGURE
+from distconv.jobs.training import picture
+from distconv.jobs.training.picture import ClassifiedExample
+from tests.jobs.approved.figures import approve_figures
 
 
-def test_pictures_of_any_channels_can_be_drawn_without_metrics(tmp_path: Path) -> None:
-    from distconv.jobs.images.picture import RESULT_FIGURE
-    from distconv.jobs.training.picture import ClassifiedExample
-
-    random = np.random.default_rng(0)
-    examples = [ClassifiedExample(random.random((channels, 5, 6)), 1, channels) for channels in (1, 2, 3)]
-    RESULT_FIGURE.draw(tmp_path / "x.png", [*examples, ClassifiedExample(np.zeros((1, 2, 2)), 0, 0)], [], "title")
-    assert (tmp_path / "x.png").stat().st_size > 1000
+def test_images_of_any_channels_are_drawn_as_approved(monkeypatch: pytest.MonkeyPatch) -> None:
+    approve_figures(monkeypatch, picture, "images")
+    examples = [
+        ClassifiedExample(np.arange(5 * 6 * channels).reshape(channels, 5, 6) % 23 - 4, 1, channels)
+        for channels in (1, 2, 3)
+    ]
+    RESULT_FIGURE.draw("x.png", [*examples, ClassifiedExample(np.full((1, 2, 2), 3), 0, 0)], [], "title")

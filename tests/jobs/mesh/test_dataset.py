@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 
 from distconv.errors import DataError
-from distconv.jobs.mesh.dataset import CHANNELS, MeshRecipe, flip, generate, transpose
+from distconv.jobs.mesh import dataset
+from distconv.jobs.mesh.dataset import CHANNELS, MeshRecipe, Summary, flip, generate, transpose
+from distconv.jobs.mesh.production.run import Criteria
+from distconv.whole_files import PARTIAL
 from tests.jobs.mesh.mesh_files import SIZE
 
 pytestmark = pytest.mark.time_limit(240)  # the first that comes compiles the kernels
@@ -48,6 +53,47 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot hold the simulations of"):
         generate(tmp_path / "file" / "mesh.h5", size=SIZE, samples=1, progress=False)
+
+
+def test_what_a_killed_job_has_left_is_removed_and_finished_runs_stay(tmp_path: Path) -> None:
+    recipe, target = MeshRecipe(SIZE, 7, 2, tau=0.3, threshold=0.4, seed=0), tmp_path / "new" / "a.h5"
+    first = dataset.prepare_parts(target, recipe)
+    folder = tmp_path / "new" / "a.h5.parts"
+    assert json.loads((folder / "recipe.json").read_text()) == recipe.of_a_run()
+    kept = ["recipe.json", "train-shear-00000.npz"]
+    for name in (kept[1], "train-shear-00001.claim-ab", "alarm-ab", f"x{PARTIAL}"):
+        (folder / name).touch()
+    second = dataset.prepare_parts(target, replace(recipe, samples=9))
+    assert sorted(path.name for path in folder.iterdir()) == kept
+    assert first != second and len(first) == len(second) == 8
+
+
+def test_all_arguments_reach_the_production_and_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    made = Summary("x", 16, 1, 2, 3, 4, 0.5, {}, 5, 0.1, 0.2, 0.3, 6)
+
+    def produce(parts: Any, wanted: Any, **options: Any) -> None:
+        seen.append((parts.folder, parts.per_run, [stream.quota for stream in wanted], options))
+
+    def assemble(target: Path, recipe: MeshRecipe, parts: Any, wanted: Any) -> Summary:
+        seen.append((target, asdict(recipe), parts.folder, len(wanted)))
+        return made
+
+    monkeypatch.setattr("distconv.jobs.mesh.production.production.produce", produce)
+    monkeypatch.setattr("distconv.jobs.mesh.production.datafile.assemble", assemble)
+    clock = iter((2.0, 5.0))
+    monkeypatch.setattr(dataset, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    target = tmp_path / "a.h5"
+    options: dict[str, Any] = {"progress": False, "on_first_sample": print}
+    found = generate(target, size=SIZE, samples=7, tau=0.2, threshold=0.6, seed=4, **options)
+    assert found == replace(made, seconds=3.0)
+    recipe = {"size": SIZE, "samples": 7, "heldout": 2, "tau": 0.2, "threshold": 0.6, "seed": 4, "version": 2}
+    folder = tmp_path / "a.h5.parts"
+    criteria = Criteria(tau=0.2, threshold=0.6)
+    options |= {"size": SIZE, "seed": 4, "criteria": criteria, "comm": None}
+    assert seen == [(folder, 2, [2, 2, 1, 1, 1, 1, 1], options), (target, recipe, folder, 7)]
+    monkeypatch.setattr("distconv.jobs.mesh.production.cost.step_cost", lambda size, steps: (size, steps))
+    assert dataset.step_cost(64, 3) == (64, 3)
 
 
 def test_flipping_twice_gives_the_sample_back_and_batches_flip_as_one() -> None:

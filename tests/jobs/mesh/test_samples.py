@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+import torch
 from mpi4py import MPI
 
 import distconv as dc
@@ -16,6 +18,7 @@ from distconv.jobs.mesh.dataset import CHANNELS, flip, transpose
 from distconv.jobs.mesh.samples import MeshSamples, flip_signs, transposed_channels
 from distconv.jobs.mesh.synthetic_samples import write_synthetic
 from tests.distconv.data.sample_files import common
+from tests.jobs.approved import assert_approved, size_of
 from tests.jobs.mesh.mesh_files import on_ranks, written
 
 
@@ -61,6 +64,44 @@ def test_bad_samples_are_refused_on_all_ranks(comm: Any, shared_tmp_path: Path, 
     with pytest.raises(DataError) as caught:
         MeshSamples(path, comm)
     assert reason in common(comm, caught.value)
+
+
+def test_random_samples_are_as_approved(tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "x.h5", (32, 20), train=3, heldout=2, seed=4)
+    lines = []
+    with h5py.File(tmp_path / "x.h5") as file:
+        lines += [f"{name} = {value}" for name, value in file.attrs.items()]
+        for group in ("train", "heldout"):
+            for name, data in sorted(file[group].items()):
+                values = data[()]
+                text = values.tolist() if name == "family" else size_of(torch.from_numpy(values))
+                lines.append(f"{group}/{name}: {text}, chunks {data.chunks}, checksum {data.fletcher32}")
+    assert_approved("mesh-synthetic", "\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("label", "extents", "message"),
+    [
+        (0, (16, 16), "fraction of positive training cells is 0, but both classes are required"),
+        (1, (16, 16), "fraction of positive training cells is 1, but both classes are required"),
+        (
+            None,
+            (16, 24),
+            "dataset 'heldout/extrapolated' have the shape (16, 24), but the training inputs have (16, 16)",
+        ),
+    ],
+)
+def test_samples_of_one_class_or_other_extents_are_refused(
+    tmp_path: Path, label: int | None, extents: tuple[int, int], message: str
+) -> None:
+    write_synthetic(tmp_path / "x.h5", (16, 16), train=2, heldout=1)
+    with h5py.File(tmp_path / "x.h5", "r+") as file:
+        if label is not None:
+            file["train/label"][...] = label
+        del file["heldout/extrapolated"]
+        file["heldout/extrapolated"] = np.zeros((1, *extents), np.float32)
+    with pytest.raises(DataError, match=re.escape(message)):
+        MeshSamples(tmp_path / "x.h5", MPI.COMM_SELF, extrapolated=True)
 
 
 def test_signs_are_those_of_a_mirrored_sample() -> None:

@@ -14,8 +14,9 @@ from mpi4py import MPI
 import distconv as dc
 from distconv.errors import DistconvError
 from distconv.jobs.mesh.samples import MeshSamples
-from distconv.jobs.mesh.segmentation import MeshSettings, MeshTrainer
+from distconv.jobs.mesh.segmentation import MeshSettings, MeshTrainer, build
 from distconv.jobs.mesh.synthetic_samples import write_synthetic
+from distconv.layers.models import MODELS
 from tests.distconv.layouts import raises_everywhere
 from tests.jobs.mesh.mesh_files import GRIDS, SMALL, on_ranks, written
 from tests.jobs.training.resumed_runs import assert_resumes_bit_for_bit
@@ -112,4 +113,36 @@ def test_cells_count_for_the_family_of_their_sample(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5") as file:
         labels = file["train/label"][()]
     assert found.counts[:, 1].sum(1).tolist() == [int(labels[[4, 5]].sum()), int(labels[[0, 1, 2, 3, 6]].sum())]
+    samples.close()
+
+
+def test_settings_and_networks_are_those_of_the_data() -> None:
+    names = ("model", "width", "batch", "epochs", "optimizer", "lr", "warm_up", "weight_decay", "augment", "seed")
+    found = {name: getattr(MeshSettings(), name) for name in names}
+    assert found == dict(zip(names, ("unet", None, 4, 60, "adamw", 4e-3, 0.3, 1e-2, True, 0), strict=True))
+    for settings in (MeshSettings("perceptron"), MeshSettings("perceptron", 5, seed=3)):
+        width = settings.width or 64
+        network = build(settings)
+        kinds = [torch.nn.Conv2d, torch.nn.ReLU] * 2 + [torch.nn.Conv2d]
+        assert [type(layer) for layer in network] == kinds  # type: ignore[call-overload]
+        shapes = [tuple(parameter.shape) for parameter in network.parameters()]
+        assert shapes == [(width, 18, 1, 1), (width,), (width, width, 1, 1), (width,), (1, width, 1, 1), (1,)]
+        torch.manual_seed(settings.seed)
+        assert torch.equal(next(network.parameters()), torch.nn.Conv2d(18, width, 1).weight)
+    assert isinstance(build(MeshSettings("mesh1k", 4)), type(MODELS["mesh1k"](width=4)))
+
+
+def test_predictions_are_probabilities_and_notes_have_the_normalization(tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "x.h5", (16, 16), train=2, heldout=1)
+    samples = MeshSamples(tmp_path / "x.h5", MPI.COMM_SELF)
+    trainer = MeshTrainer(MeshSettings("perceptron", 2, batch=2), samples, dc.ProcessGrid(MPI.COMM_SELF))
+    (batch,) = samples.loader("heldout", trainer.grid, 2).epoch(0)
+    found = trainer.predict(batch.tensors[0]).local
+    torch.testing.assert_close(found, torch.sigmoid(trainer.model(batch.tensors[0]).local[:, 0]))
+    with h5py.File(tmp_path / "x.h5") as file:
+        inputs = file["train/input"][()].astype(np.float64)
+    assert trainer.notes["task"] == "mesh"
+    assert trainer.notes["mean"] == pytest.approx(inputs.mean((0, 2, 3)), rel=1e-5, abs=1e-6)
+    assert trainer.notes["std"] == pytest.approx(inputs.std((0, 2, 3)), rel=1e-5)
+    assert trainer.criterion.dice and trainer.criterion.classes == 1
     samples.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -80,3 +82,12 @@ def test_the_timeline_of_an_endless_schedule_has_several_mini_batches() -> None:
     drawn = timeline(choice)
     assert drawn.schedule.microbatches == 8
     assert drawn.makespan == pytest.approx(8 * choice.time, rel=0.5)
+
+
+def test_the_timeline_has_the_costs_and_the_replicas_of_the_choice() -> None:
+    choice = next(each for each in choices(4, "gpipe") if each.replicas == 2 and len(each.memory) == 2)
+    costs = replace(choice.costs, forward=(1.0, 2.0), backward=(3.0, 4.0), transfer=(0.5,), update=(0.25, 0.75))
+    drawn = timeline(replace(choice, costs=costs, schedule="dp", microbatches=2))
+    assert (drawn.replicas, drawn.schedule.name) == ((2, 2), "dp")
+    # Each replica has one micro-batch: forward, transfer, forward and backward, transfer, backward, update.
+    assert drawn.makespan == 1 + 0.5 + 2 + 4 + 0.5 + 3 + 0.25

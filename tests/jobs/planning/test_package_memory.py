@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from distconv.jobs.planning import package_memory
 from distconv.jobs.planning.package_memory import build_and_measure, packages_bytes
 
 KEPT: list[bytearray] = []
@@ -22,3 +24,15 @@ def test_what_stays_beside_the_weights_is_that_of_the_packages_once_and_only_of_
         assert abs(packages_bytes("of.ones:own") - 64 * MIB) < 8 * MIB
     build_and_measure("lenet5", heavy)
     assert packages_bytes("lenet5") == packages_bytes("never.seen:before") == 0
+
+
+def test_what_training_imports_anyway_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    resident = iter((1000, 1000 + 24 + 500, 2000, 1990))
+    monkeypatch.setattr(package_memory, "_package_bytes", {})
+    monkeypatch.setattr(package_memory.importlib, "import_module", steps.append)
+    monkeypatch.setattr(package_memory, "_resident_bytes", lambda: steps.append("read") or next(resident))
+    for name in ("a:b", "c:d"):
+        build_and_measure(name, lambda: steps.append("build") or torch.nn.Linear(2, 2))
+    assert steps == ["torch._dynamo", "read", "build", "read"] * 2
+    assert (packages_bytes("a:b"), packages_bytes("c:d")) == (500, 0)

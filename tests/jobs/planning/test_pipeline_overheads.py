@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,7 @@ from distconv.jobs.planning.pipeline_overheads import assumed_overheads, measure
 from distconv.perfmodel import Machine
 from distconv.perfmodel.machine.links import RankGroup
 from distconv.perfmodel.machine.machine import Overlap
+from distconv.pipeline.schedules.actions import Kind
 
 
 def test_messages_occupy_the_ranks_of_a_machine_that_hides_none() -> None:
@@ -62,11 +65,66 @@ def test_a_pass_is_a_micro_batch_more_one_way(monkeypatch: pytest.MonkeyPatch) -
     asked: list[int] = []
 
     def step(x: torch.Tensor, target: torch.Tensor) -> None:
+        assert x.shape == target.shape == (len(x), 1) and not x.any()
         asked.append(len(x))
 
-    monkeypatch.setattr(
-        pipeline_overheads, "Pipeline", lambda *_: SimpleNamespace(step=step, close=lambda: asked.append(0))
-    )
+    def pipeline(stages: Any, *others: Any) -> Any:
+        assert [parameter.item() for stage in stages for parameter in stage.parameters()] == [1.0] * 6
+        assert others == (MPI.COMM_SELF, "gpipe", torch.nn.functional.mse_loss, pipeline_overheads.MICROBATCHES)
+        return SimpleNamespace(step=step, close=lambda: asked.append(0))
+
+    monkeypatch.setattr(pipeline_overheads, "Pipeline", pipeline)
     monkeypatch.setattr(pipeline_overheads, "_median", lambda action: (action(), 100.0 + 5.0 * asked[-1])[1])
-    assert pipeline_overheads._pass_s(1, MPI.COMM_SELF) == pytest.approx(2.5)
+    assert pipeline_overheads._pass_s(3, MPI.COMM_SELF) == pytest.approx(2.5)
     assert asked == [pipeline_overheads.MICROBATCHES, 1, 0]
+    assert pipeline_overheads.MICROBATCHES == 32
+
+
+def test_an_optimizer_is_timed_with_gradients_and_per_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven steps after one that makes the state, of copies of the weights."""
+    clock = iter((0.0, 9.0, 10.0, 11.0, 20.0, 25.0, 30.0, 33.0, 40.0, 47.0, 50.0, 52.0, 60.0, 64.0))
+    monkeypatch.setattr(pipeline_overheads, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    calls: list[int] = []
+    assert pipeline_overheads._median(lambda: calls.append(1)) == 4.0 and len(calls) == 8
+    made: list[torch.optim.Optimizer] = []
+
+    class Recorded(torch.optim.SGD):
+        def __init__(self, parameters: Any, lr: float, **options: Any) -> None:
+            assert options == {"momentum": 0.9}
+            super().__init__(parameters, lr, **options)
+            made.append(self)
+
+    monkeypatch.setattr(torch.optim, "SGD", Recorded)
+    monkeypatch.setattr(pipeline_overheads, "_median", lambda step: (step(), 30.0)[1])
+    model = torch.nn.Linear(4, 3).double()
+    assert pipeline_overheads._update_s_per_byte(model) == 30.0 / (15 * 8)
+    (optimizer,) = made
+    assert len(optimizer.state) == 2 and not any(p is q for p in optimizer.state for q in model.parameters())
+
+
+def test_an_update_of_replicas_is_the_fastest_rank_s_without_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[Any] = []
+
+    def span(kind: Kind, seconds: float) -> Any:
+        return SimpleNamespace(action=SimpleNamespace(kind=kind), start=1.0, end=1.0 + seconds)
+
+    @contextlib.contextmanager
+    def traced() -> Iterator[Any]:
+        yield lambda: SimpleNamespace(
+            spans=[
+                span(Kind.F, 0.0),
+                span(Kind.UPDATE, 8.0),
+                span(Kind.UPDATE, (100.0, 3, 1, 4, 2, 7, 5, 6)[len(steps) - 1]),
+            ]
+        )
+
+    def pipeline(*given: Any) -> Any:
+        (_,), comm, name, loss, microbatches, replicas, optimizer = given
+        assert (comm.size, name, microbatches, replicas) == (3, "gpipe", 3, 3)
+        assert loss(torch.tensor([1.0, 3.0]), None) == 5 and optimizer.keywords == {"lr": 0.0, "momentum": 0.9}
+        return SimpleNamespace(traced=traced, step=lambda *given: steps.append(given), close=lambda: None)
+
+    monkeypatch.setattr(pipeline_overheads, "Pipeline", pipeline)
+    comm: Any = SimpleNamespace(size=3)
+    assert pipeline_overheads._joined_update_s(torch.nn.Linear(4, 4), torch.arange(8.0).view(2, 4), comm) == 4.0
+    assert len(steps) == 8 and steps[0][0].shape == (6, 4) and steps[0][1].shape == (6,)

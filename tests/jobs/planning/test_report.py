@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from distconv.jobs.planning import report
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.strategy.selection import select
+from tests.jobs.approved import assert_approved
 from tests.perfmodel.networks import machine
 
 MODEL = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3))
@@ -35,10 +37,16 @@ def test_totals_are_sums_over_the_lines_of_the_layers() -> None:
     assert memory == pytest.approx(STRATEGY.memory / 1e9, rel=1e-3)
 
 
-def test_pure_parallelism_has_a_line_each_and_the_bound_the_last() -> None:
-    lines = list(report.totals_table(STRATEGY))
-    assert sum(line.startswith("  pure ") for line in lines) == len(STRATEGY.uniform)
-    assert lines[-1].endswith("gap 0.00%, the best")
+def test_tables_are_as_approved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a method that is not possible, and a bound that proves nothing."""
+    monkeypatch.setattr(report, "packages_bytes", {"mine": 300_000_000}.__getitem__)
+    options = argparse.Namespace(model="mine", ranks=4)
+    unproven = replace(
+        STRATEGY, bound=0.0, optimal=False, uniform={**STRATEGY.uniform, "spatial": None}, impossible={"spatial": "why"}
+    )
+    lines = [*report.totals_table(STRATEGY), *report.totals_table(unproven), *report.layer_table(STRATEGY.prediction)]
+    lines += [report.process_memory_line(options, GRAPH, STRATEGY, machine(), limit) for limit in (9e8, 3e8)]
+    assert_approved("plan-tables", "\n".join(lines))
 
 
 def test_the_heading_says_what_is_planned_for_what() -> None:

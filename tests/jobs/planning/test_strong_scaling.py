@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from distconv.jobs.planning import strong_scaling
 from distconv.jobs.planning.strong_scaling import (
     ScalingPoint,
     last_profiled_count,
@@ -51,6 +52,17 @@ def test_numbers_of_ranks_on_which_no_plan_fits_are_left_out(graph: LayerGraph) 
     enough = min(p.memory for p in (planned[4], *filter(None, planned[4].uniform.values())))
     assert enough < planned[1].memory
     assert list(select_strategies(graph, machine(), [1, 4], (enough + planned[1].memory) / 2)) == [4]
+
+
+def test_searches_have_the_limits_and_assumptions_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(strong_scaling, "select", lambda *given, **named: seen.append((given, named)))
+    select_strategies("graph", "machine", [3], 5.0, "longest-path", slots=2)  # type: ignore[arg-type]
+    select_strategies("graph", "machine", [4])  # type: ignore[arg-type]
+    assert seen == [
+        (("graph", "machine", 3), {"memory": 5.0, "method": "longest-path", "seconds": 2.0, "slots": 2}),
+        (("graph", "machine", 4), {"memory": None, "method": "exact", "seconds": 2.0}),
+    ]
 
 
 @pytest.mark.parametrize(("measured", "end"), [((), None), ((1,), 1), ((1, 2), 2), ((1, 2, 4), 4), ((2, 4), None)])

@@ -15,6 +15,7 @@ from distconv.jobs.pointcloud.sampling import (
     surface_points,
 )
 from distconv.jobs.pointcloud.surfaces import ball
+from tests.jobs.approved import assert_approved, weighted
 
 FAN = TriangleMesh(
     np.array([(0.0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 4), (9, 9, 9)]),
@@ -47,13 +48,6 @@ def test_moments_of_points_on_a_sphere_are_those_of_the_sphere() -> None:
     assert np.abs(np.cov(points.T) - np.eye(3) / 3).max() < 0.02
 
 
-def test_surface_points_follow_from_seed_and_sample() -> None:
-    first = surface_points(FAN, 50, seed=1, sample=2)
-    assert np.array_equal(first, surface_points(FAN, 50, seed=1, sample=2))
-    assert not np.array_equal(first, surface_points(FAN, 50, seed=1, sample=3))
-    assert not np.array_equal(first, surface_points(FAN, 50, seed=2, sample=2))
-
-
 @pytest.mark.parametrize(
     ("available", "count", "keep", "taken"),
     [
@@ -70,13 +64,14 @@ def test_a_share_of_the_points_is_drawn_each_once(available: int, count: int, ke
     assert all(0 <= index < available for index in indices)
 
 
-def test_what_is_drawn_follows_from_seed_epoch_and_sample_alone() -> None:
+def test_draws_and_surface_points_of_seeds_epochs_and_samples_are_as_approved() -> None:
     places = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
-    draws = {place: draw_points(100, 50, seed=place[0], epoch=place[1], sample=place[2]) for place in places}
-    for place, indices in draws.items():
-        again = draw_points(100, 50, seed=place[0], epoch=place[1], sample=place[2])
-        assert np.array_equal(indices, again)
-    assert len({tuple(indices) for indices in draws.values()}) == len(places)
+    lines = []
+    for seed, epoch, sample in places:
+        found = draw_points(100, 5, seed=seed, epoch=epoch, sample=sample).tolist()
+        varied = draw_points(100, 50, 0.2, varied=True, seed=seed, epoch=epoch, sample=sample).tolist()
+        lines.append(f"{seed} {epoch} {sample}: {found}, {varied}, {weighted(surface_points(FAN, 50, seed, sample))}")
+    assert_approved("pointcloud/draws", "\n".join(lines))
 
 
 def test_a_varied_share_is_uniform_up_to_keep_and_follows_from_the_same() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from distconv.jobs.pointcloud import shapes as shapes_module
 from distconv.jobs.pointcloud.shapes import CLUTTER, HIDDEN, PART_NAMES, SHAPES, Shapes, _rotation
-from tests.jobs.approved import assert_approved
+from tests.jobs.approved import assert_approved, weighted
 
 
 def test_a_shape_follows_from_seed_group_and_index_alone() -> None:
@@ -88,3 +88,11 @@ def test_sizes_of_the_parts_are_as_approved() -> None:
         for part, mesh in build(np.random.default_rng(0)).items()
     ]
     assert_approved("pointcloud/shapes", "\n".join(lines))
+
+
+def test_clouds_of_each_class_are_as_approved() -> None:
+    lines = []
+    for index, name in enumerate(SHAPES):
+        cloud = Shapes(10, 300, seed=2, group=1)[index]
+        lines.append(f"{name}: {weighted(cloud.points)}, parts {np.bincount(cloud.part, minlength=7).tolist()}")
+    assert_approved("pointcloud/clouds", "\n".join(lines))

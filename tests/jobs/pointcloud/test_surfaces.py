@@ -7,7 +7,9 @@ import pytest
 
 from distconv.jobs.pointcloud import surfaces
 from distconv.jobs.pointcloud.off import TriangleMesh
+from tests.jobs.approved import assert_approved, weighted
 
+FAN = TriangleMesh(np.array([(0.0, 0, 0), (1, 0, 0), (0, 2, 0), (0, 0, 3)]), np.array([(0, 1, 2), (0, 2, 3)]))
 SLANT = np.sqrt(5)
 TURN = np.hypot(2 * np.pi, 1.0)
 
@@ -48,3 +50,15 @@ def test_joining_and_moving_keep_the_triangles() -> None:
     assert np.array_equal(both.areas[:count], block.areas)
     assert both.areas[count:] == pytest.approx(4 * ball.areas)
     assert both.vertices[len(block.vertices) :].mean(0)[0] == pytest.approx(5, abs=0.2)
+
+
+def test_all_surfaces_are_as_approved() -> None:
+    """A weight for each coordinate and index: a vertex or triangle in another place changes the sums."""
+    made = {
+        "ball": surfaces.ball(), "ring": surfaces.ring(0.3), "rod": surfaces.rod(), "cone": surfaces.cone(),
+        "block": surfaces.block(), "spring": surfaces.spring(2.3, 1.7, 0.2),
+        "moved": surfaces.scale_and_shift(surfaces.rod(), (1, 2, 3), (4, 5, 6)), "same": surfaces.scale_and_shift(FAN),
+        "joined": surfaces.join_meshes([FAN, surfaces.cone(), FAN]),
+    }  # fmt: skip
+    lines = [f"{name}: {weighted(mesh.vertices)}; {weighted(mesh.triangles)}" for name, mesh in made.items()]
+    assert_approved("pointcloud/surfaces", "\n".join(lines))

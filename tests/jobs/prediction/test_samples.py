@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -12,9 +13,11 @@ import pytest
 import torch
 
 import distconv as dc
+from distconv.data import Field, open_source
 from distconv.errors import DataError
+from distconv.jobs.prediction import samples
 from distconv.jobs.prediction.network import TrainedNetwork
-from distconv.jobs.prediction.samples import loader_field, open_inputs, probabilities
+from distconv.jobs.prediction.samples import PredictionRun, loader_field, open_inputs, probabilities
 
 pytestmark = pytest.mark.ranks(1, 2)
 
@@ -89,3 +92,67 @@ def test_probabilities_are_of_classes_or_of_the_one_class(comm: Any) -> None:
     x = torch.from_numpy(X)
     assert torch.allclose(dc.gather(probabilities(dc.scatter(x, grid))), torch.softmax(x, 1))
     assert torch.allclose(dc.gather(probabilities(dc.scatter(x[:, :1], grid))), torch.sigmoid(x[:, :1]))
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize(("window", "raw"), [(None, True), ({"h": 4}, False), ({"h": 4, "w": 9}, True)])
+def test_predictions_are_written_with_what_must_not_change(
+    comm: Any, tmp_path: Path, window: dict[str, int] | None, raw: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a network that doubles: windows blend to the same, and rows that are there are not predicted again."""
+    inputs = open_inputs(options(written(comm, tmp_path / "a.h5", "image")), of_task(), comm)
+    more = {"out": tmp_path / "new" / "out", "format": "h5", "batch": 3, "raw": raw, "window": window}
+    more |= {"overlap": 0.25, "device": "cpu", "model": "mine", "normalise_as": Path("b.h5")}
+    trained = TrainedNetwork(Path(), "", {}, {}, "digest")
+    seen: list[Any] = []
+
+    def model(x: Any) -> Any:
+        seen.append(tuple(x.shape))
+        return x * 2
+
+    run = PredictionRun(
+        options(tmp_path / "a.h5", **more), trained, inputs, Field("image", "nchw", torch.float64),
+        dc.ProcessGrid(comm), model,
+    )  # fmt: skip
+    extents = None if window is None else (4, 5)
+    assert run.window == extents and run._note == {
+        "weights": "digest", "data": f"{tmp_path / 'a.h5'}: image", "window": None if extents is None else [4, 5],
+        "overlap": 0.25, "raw": raw, "model": "mine", "normalise_as": "b.h5",
+    }  # fmt: skip
+    monkeypatch.setattr(samples, "count_written_rows", lambda path, comm: 0)
+    assert run.write() == tmp_path / "new" / "out" / "prediction.h5"
+    places = [3, 1] if window is None else [3, 3, 2]
+    assert seen == [(count, 2, *(extents or (6, 5))) for count in places]
+    expected = torch.from_numpy(X) * 2
+    expected = expected if raw else torch.softmax(expected, 1)
+    found = open_source(tmp_path / "new" / "out" / "prediction.h5", ["prediction"], comm)
+    values = found.read("prediction", tuple(dc.Interval(0, extent) for extent in expected.shape))
+    torch.testing.assert_close(torch.from_numpy(values), expected)
+    rows: list[int] = []
+    output = SimpleNamespace(write=lambda begin, values: rows.append(begin), finish=lambda: rows.append(-1))
+    monkeypatch.setattr(samples, "open_output", lambda *given, **named: output)
+    for done in (3, 9):  # the last row is always predicted again
+        seen.clear()
+        monkeypatch.setattr(samples, "count_written_rows", lambda path, comm, done=done: done)
+        run.write()
+        assert len(seen) == 1
+    assert rows == [3, -1, 3, -1]
+    inputs.close()
+
+
+@pytest.mark.ranks(1)
+def test_windows_and_networks_that_do_not_fit_are_refused(comm: Any, tmp_path: Path) -> None:
+    inputs = open_inputs(options(written(comm, tmp_path / "a.h5", "image")), of_task(), comm)
+    more = {"out": tmp_path, "format": "h5", "batch": 3, "raw": True, "overlap": 0.25, "device": "cpu", "model": "m"}
+
+    def run(model: Any, window: Any = None) -> PredictionRun:
+        field, grid = Field("image", "nchw", torch.float64), dc.ProcessGrid(comm)
+        return PredictionRun(options(tmp_path, **more, window=window), of_task(), inputs, field, grid, model)
+
+    with pytest.raises(DataError, match=r"--window: samples of \(6, 5\) have the axes h, w, not d"):
+        run(None, {"h": 2, "d": 3}).write()
+    with pytest.raises(DataError, match="the network returns list, but a prediction is a tensor"):
+        run(lambda x: [x]).write()
+    with pytest.raises(DataError, match=r"the network returns \(3, 2, 4, 2\) for windows of \(4, 5\), but windows"):
+        run(lambda x: x[..., :2], {"h": 4}).write()
+    inputs.close()

@@ -11,9 +11,11 @@ import pytest
 import distconv as dc
 from distconv.data import open_source
 from distconv.errors import DataError
+from distconv.jobs.prediction import scores
 from distconv.jobs.prediction.samples import PredictionInputs
 from distconv.jobs.prediction.scores import draw, score
 from tests.distconv.data.sample_files import common
+from tests.jobs.approved.figures import approve_figures
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
 
@@ -71,9 +73,14 @@ def test_classes_of_samples_count_each_sample_once(comm: Any, shared_tmp_path: P
 
 
 @pytest.mark.ranks(1)
-@pytest.mark.parametrize("shape", [(2, 3, 20), (2, 1, 9, 11), (2, 3, 4, 9, 600)])
-def test_a_picture_of_any_dimensions(comm: Any, tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_figures_of_any_dimensions_are_as_approved(comm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
-    inputs = made(comm, tmp_path, RANDOM.random(shape), np.zeros((shape[0], *shape[2:])))
-    draw(tmp_path / "a.png", tmp_path / "prediction", inputs, "title")
-    assert (tmp_path / "a.png").stat().st_size > 5000
+    approve_figures(monkeypatch, scores, "prediction")
+    for shape in ((2, 3, 20), (5, 1, 3, 4), (1, 3, 4, 2, 1100), (2, 4)):
+        folder = tmp_path / str(len(shape))
+        folder.mkdir()
+        values = np.sin(np.arange(np.prod(shape))).reshape(shape)
+        inputs = made(comm, folder, values, np.arange(shape[0] * int(np.prod(shape[2:]))).reshape(shape[0], *shape[2:]))
+        if len(shape) == 5:
+            inputs = PredictionInputs(inputs.source, "image", None, "")
+        draw(Path("a.png"), folder / "prediction", inputs, f"a title of {len(shape)}")

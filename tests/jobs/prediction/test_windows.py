@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -100,3 +101,43 @@ def test_part_of_the_weights_is_that_part(comm: Any) -> None:
     part = blending_weights((9, 20), [dc.Interval(2, 5), dc.Interval(11, 20)], torch.float64)
     assert torch.equal(part, whole[2:5, 11:20])
     assert whole.min() >= 1e-3 and torch.equal(whole, whole.flip(0, 1)) and whole.argmax() in (4 * 20 + 9, 4 * 20 + 10)
+
+
+@pytest.mark.ranks(1)
+def test_weights_and_windows_by_hand(comm: Any) -> None:
+    """Of four and two places: half a place from the middle is one standard deviation of the first, two of the other."""
+    four = torch.tensor([-4.5, -0.5, -0.5, -4.5]).exp()[:, None] * torch.tensor([-2.0, -2.0]).exp()
+    found = blending_weights((4, 2), [dc.Interval(0, 4), dc.Interval(0, 2)], torch.float32)
+    torch.testing.assert_close(found, four.clamp(min=max(float(four.min()), 1e-3)))
+    assert found.min() > 1e-3
+    wide = blending_weights((8, 8), [dc.Interval(0, 1), dc.Interval(0, 8)], torch.float64)
+    assert wide.dtype == torch.float64 and wide.min() == pytest.approx(1e-3)
+    numbers = np.arange(3 * 2 * 5 * 7).reshape(3, 2, 5, 7)
+    source = BoxFunction(
+        {"x": numbers.shape}, lambda name, box: numbers[tuple(slice(i.start, i.stop) for i in box)], comm
+    )
+    windows = WindowSource(source, "x", (4, 9), 0.5)
+    assert (windows.window, windows.space, windows.places) == ((4, 7), (5, 7), [(0, 0), (1, 0)])
+    assert windows.shape("x") == (6, 2, 4, 7) and windows.chunks("x") == source.chunks("x")
+    box = (dc.Interval(3, 4), dc.Interval(0, 2), dc.Interval(1, 3), dc.Interval(2, 7))
+    assert np.array_equal(windows.read("x", box), numbers[1:2, :, 2:4, 2:])
+    calls: list[str] = []
+    windows.source = SimpleNamespace(close=lambda: calls.append("close"), check_unchanged=lambda: calls.append("check"))  # type: ignore[assignment]
+    windows.check_unchanged()
+    windows.close()
+    assert calls == ["check", "close"]
+
+
+@pytest.mark.ranks(1)
+def test_windows_are_blended_by_their_weights(comm: Any) -> None:
+    """Three of five rows each, two channels: the one row of both is that of equal weights."""
+    grid = dc.ProcessGrid(comm)
+    blend, layout = Blend(grid, (5, 4), (3, 4)), dc.Distribution(grid, (None, None, "h", None))
+    for first, value in ((0, 1.0), (2, 3.0)):
+        window = torch.full((1, 2, 3, 4), value, dtype=torch.float64)
+        window[:, 1] *= 10
+        blend.add((first, 0), dc.DistTensor(window, layout, (1, 2, 3, 4)))
+    found = dc.gather(blend.result())
+    assert found.dtype == torch.float64 and found.shape == (1, 2, 5, 4)
+    expected = torch.tensor([1, 1, 2, 3, 3], dtype=torch.float64)[:, None].expand(5, 4)
+    torch.testing.assert_close(found[0], torch.stack([expected, 10 * expected]))

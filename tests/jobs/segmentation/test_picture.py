@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from distconv.jobs.segmentation import picture
 from distconv.jobs.segmentation.picture import SegmentationExample, draw
+from tests.jobs.approved.figures import approve_figures
 
 LINES: list[dict[str, Any]] = [
     {"step": 1, "loss": 1.0},
@@ -18,10 +19,9 @@ LINES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("ignore", [None, 2])
-def test_a_picture_is_drawn_without_warnings(tmp_path: Path, ignore: int | None) -> None:
-    maps = np.random.default_rng(0).integers(0, 3, (3, 8, 12))
-    draw(
-        tmp_path / "x.png", [SegmentationExample("sample 0", *maps)] * 2, LINES, classes=2, ignore=ignore, title="title"
-    )
-    assert (tmp_path / "x.png").stat().st_size > 10000
+def test_figures_are_as_approved(monkeypatch: pytest.MonkeyPatch) -> None:
+    approve_figures(monkeypatch, picture, "segmentation")
+    maps = np.arange(3 * 2 * 4).reshape(3, 2, 4) % np.array([9, 3, 2])[:, None, None]
+    examples = [SegmentationExample(f"sample {number}", *np.roll(maps, number, 2)) for number in (0, 1)]
+    draw("x.png", examples, LINES, classes=3, ignore=2, title="title")
+    draw("y.png", examples[:1], LINES[:1], classes=1, ignore=None, title="no scores")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 import distconv as dc
 from distconv.errors import DataError
+from distconv.jobs.segmentation import samples as module
 from distconv.jobs.segmentation.samples import open_samples
 from tests.distconv.data.sample_files import common
 from tests.jobs.segmentation.label_maps import GRIDS, arrays, written
@@ -123,3 +126,26 @@ def test_files_are_closed_with_the_samples(comm: Any, shared_tmp_path: Path) -> 
     for name, source in sources.items():
         with pytest.raises((DataError, ValueError)):
             source.read(f"{name}/image", box)
+
+
+@pytest.mark.parametrize(
+    ("labels", "largest", "refused"),
+    [({0, 31}, 31, False), ({0, 32}, 32, True), (set(range(16)), 32, False), (set(range(15)), 32, True)],
+)
+def test_a_large_label_among_few_makes_no_classes(labels: set[int], largest: int, refused: bool) -> None:
+    train: Any = SimpleNamespace(source=SimpleNamespace(path="a.h5"), label="label")
+    given = sorted({*labels, largest})
+    with pytest.raises(DataError) if refused else nullcontext() as caught:
+        module._check_largest(train, set(given) if len(labels) < 3 else labels, largest)
+    if refused:
+        shown = "0, 32" if len(labels) < 3 else "0, 1, 2, ..., 14"
+        count = len(given) if len(labels) < 3 else len(labels)
+        assert f"'label' has {count} different labels ({shown}), which would make 33 classes" in str(caught.value)
+
+
+def test_labels_of_a_block_are_whole_and_near_each_other() -> None:
+    assert module._count_labels(np.array([[-3, 2], [2, 0]]), "x") == {-3: 1, 0: 1, 2: 2}
+    assert module._count_labels(np.array([0.0, 2**16 - 1]), "x") == {0: 1, 2**16 - 1: 1}
+    for wrong in ([0, 2**16], [0.5, 1.0], [0.0, np.inf], [np.nan]):
+        with pytest.raises(DataError, match=r"x has values from .*, but labels are classes"):
+            module._count_labels(np.array(wrong), "x")

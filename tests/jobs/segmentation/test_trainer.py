@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ from mpi4py import MPI
 
 import distconv as dc
 from distconv.errors import CheckpointError, DataError, DistconvError
+from distconv.jobs.segmentation import trainer as trainer_module
 from distconv.jobs.segmentation.samples import open_samples
 from distconv.jobs.segmentation.trainer import SegmentationSettings, SegmentationTrainer, class_weights
 from distconv.jobs.training.model_factory import ModelError
 from tests.distconv.data.sample_files import common
+from tests.jobs.approved import assert_approved_defaults
 from tests.jobs.segmentation.label_maps import GRIDS, arrays, net, written
 from tests.jobs.training.resumed_runs import assert_resumes_bit_for_bit
 
@@ -128,3 +131,56 @@ def test_one_channel_and_the_default_network(comm: Any, shared_tmp_path: Path) -
     trainer.step(*next(trainer.batches()).tensors)
     scores, loss = trainer.evaluate("train")
     assert len(scores.dice) == 1 and scores.count == (label != 255).sum() and np.isfinite(loss)
+
+
+def test_settings_are_as_approved_and_reach_the_network_the_loss_and_the_loaders(monkeypatch: Any) -> None:
+    assert_approved_defaults("segmentation", SegmentationSettings())
+    seen: list[Any] = []
+
+    def build(model: str, comm: Any, **options: Any) -> torch.nn.Module:
+        seen.append((model, options))
+        return torch.nn.Conv3d(2, 3, 1)
+
+    def loader(group: str, grid: Any, batch: int, **options: Any) -> Any:
+        seen.append((group, batch, options))
+        return SimpleNamespace(samples=5, steps=1, epoch=lambda number: iter(()))
+
+    moments = SimpleNamespace(mean=np.array([1.5, 2.0]), std=np.array([2.5, 3.0]))
+    train = SimpleNamespace(image="train/x", label="train/y")
+    samples: Any = SimpleNamespace(
+        comm=MPI.COMM_SELF, extents=(2, 4, 5, 6), axes="dhw", classes=3, loader=loader, moments=moments, ignore=9,
+        groups={"train": train}, places=np.array([6, 0, 2]),
+    )  # fmt: skip
+    monkeypatch.setattr(trainer_module, "build_segmenter", build)
+    monkeypatch.setattr(trainer_module, "accumulate_batches", lambda parts, count: (parts, count))
+    more: dict[str, Any] = {"width": 7, "batch": 6, "accumulate": 2, "seed": 4, "epochs": 1}
+    settings = SegmentationSettings(**more, mirror="dw", crop="h=2,w=3", class_weights="balanced", ignore_label=9)
+    trainer = SegmentationTrainer(settings, samples, dc.ProcessGrid(MPI.COMM_SELF))
+    list(trainer.predictions("test"))
+    assert seen[0] == ("unet3d", {"seed": 4, "in_channels": 2, "classes": 3, "width": 7})
+    training = {"seed": 4, "mirror": "dw", "crop": {"h": 2, "w": 3}, **settings.loader_options("cpu")}
+    assert seen[1:] == [("train", 3, training), ("test", 1, settings.evaluation_options("cpu"))]
+    loss = trainer.criterion
+    assert (loss.classes, loss.ignore, loss.dice, trainer.loader[1]) == (3, 9, False, 2)
+    assert loss.weights is not None and loss.weights.dtype == torch.float32
+    assert loss.weights.tolist() == pytest.approx([8 / 12, 0, 8 / 4])
+    assert trainer.notes == {
+        "task": "segmentation", "classes": 3, "ignore": 9, "names": ["x", "y"], "mean": [1.5, 2.0], "std": [2.5, 3.0]
+    }  # fmt: skip
+    plain = SegmentationTrainer(SegmentationSettings(loss="cross-entropy+dice", epochs=1), samples, trainer.grid)
+    assert plain.criterion.dice and plain.criterion.weights is None and plain.evaluated_at_once == 0
+    assert seen[-1][2]["crop"] is None
+    samples.classes = 1
+    with pytest.raises(DataError, match="a single class cannot be weighted"):
+        class_weights("1", samples)
+    samples.axes, samples.extents = "w", (2, 5)
+    with pytest.raises(ModelError, match=r"samples of \(2, 5\): no reference model. Name your own"):
+        SegmentationTrainer(SegmentationSettings(), samples, trainer.grid)
+
+
+def test_a_logit_of_zero_predicts_the_class() -> None:
+    grid = dc.ProcessGrid(MPI.COMM_SELF)
+    one = dc.scatter(torch.tensor([[[-1.0, 0.0, 2.0]]]), grid, dims="nc-")
+    two = dc.scatter(torch.tensor([[[1.0, 0.0], [1.0, 3.0]]]), grid, dims="nc-")
+    assert trainer_module.predicted_classes(one).local.tolist() == [[0, 1, 1]]
+    assert trainer_module.predicted_classes(two).local.tolist() == [[0, 1]]

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 import distconv as dc
 from distconv.jobs.sequence import samples as module
-from distconv.jobs.sequence.bitstreams import CLASSES, Bitstreams
+from distconv.jobs.sequence.bitstreams import CLASSES, Bitstreams, counting_accuracy
 from distconv.jobs.sequence.mfcc import CoefficientRecipe
 from distconv.jobs.sequence.samples import SequenceLoader, SequenceSamples
 from tests.distconv.layouts import grid_over, grids, raises_everywhere
@@ -65,6 +65,28 @@ def test_bits_are_set_as_often_as_their_class_says():
     for index, label in enumerate(streams.labels):
         assert abs(float(streams[index].mean()) - (0.05 + 0.1 * label)) < 0.03
     assert set(np.unique(streams[0])) == {0.0, 1.0} and len(set(streams.labels)) == CLASSES
+
+
+def test_bits_follow_from_group_and_index():
+    found = [
+        "".join(map(str, Bitstreams(20, 12, group)[index][:, 0].astype(int)))
+        for group, index in ((0, 5), (1, 5), (0, 15))
+    ]
+    expected = []
+    for key in ((0, 5), (1, 5), (0, 15)):
+        draws = np.random.default_rng(key).random(12)
+        expected.append("".join(str(int(draw < 0.55)) for draw in draws))
+    assert found == expected
+    assert module.STREAMS == {"train": (2000, 0), "test": (500, 1)} and (module.TRAIN, module.TEST) == (0, 1)
+
+
+def test_the_nearest_class_of_a_share_of_bits_is_counted(monkeypatch):
+    """Of 0, the smallest class; of 0.56, class 5, not 6; of 1, the largest."""
+    shares = (0.0, 0.56, 0.64, 1.0)
+    monkeypatch.setattr(Bitstreams, "__getitem__", lambda streams, index: np.full((4, 1), shares[index], np.float32))
+    streams = Bitstreams(4, 4)
+    streams.labels = np.array([0, 5, 5, 9])
+    assert counting_accuracy(streams) == 0.75
 
 
 def test_groups_of_bitstreams_differ_and_repeat():

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from mpi4py import MPI
 
 import distconv as dc
 from distconv.jobs.sequence import samples
+from distconv.jobs.sequence import trainer as trainer_module
 from distconv.jobs.sequence.mfcc import CoefficientRecipe
 from distconv.jobs.sequence.samples import SequenceSamples
 from distconv.jobs.sequence.trainer import SequenceNetwork, SequenceSettings, SequenceTrainer
-from distconv.layers.recurrent import ScanGRU
+from distconv.layers.recurrent import ScanGRU, ScanRNN
 from tests.distconv.layouts import grid_over, grids, raises_everywhere
+from tests.jobs.approved import assert_approved_defaults
 
 SETTINGS = SequenceSettings(width=4, batch=6, steps=4, dtype="float64", length=9)
 
@@ -68,3 +71,30 @@ def test_an_answer_is_the_state_behind_the_last_step_of_each_sequence():
     for row, length in enumerate(lengths):
         _, last = plain(x[row : row + 1, :length, :2])
         torch.testing.assert_close(found[row], network.head(last[0, 0]))
+
+
+def test_settings_are_as_approved_and_reach_the_layer_and_the_loaders(monkeypatch):
+    assert_approved_defaults("sequence", SequenceSettings(), CoefficientRecipe())
+    seen = []
+
+    class Loader:
+        samples, steps = 5, 1
+
+        def __init__(self, samples, group, grid, batch, **options):
+            seen.append((group, batch, options))
+
+    monkeypatch.setattr(trainer_module, "SequenceLoader", Loader)
+    monkeypatch.setattr(trainer_module, "accumulate_batches", lambda parts, count: count)
+    source = SequenceSamples(None, MPI.COMM_SELF, length=9, recipe=CoefficientRecipe())
+    assert (source.name, source.class_names, source.channels) == ("bitstreams", tuple("0123456789"), 1)
+    settings = SequenceSettings("rnn", 7, batch=6, accumulate=2, seed=4, epochs=1)
+    trainer = SequenceTrainer(settings, source, dc.ProcessGrid(MPI.COMM_SELF), method="blelloch")
+    trainer.batches_of("test")
+    training = {"seed": 4, **settings.loader_options("cpu")}
+    assert seen == [("train", 3, training), ("test", 6, settings.evaluation_options("cpu"))] and trainer.loader == 2
+    torch.manual_seed(4)
+    layer = ScanRNN(1, 7, batch_first=True)
+    for name, value in layer.state_dict().items():
+        assert torch.equal(trainer.model.recurrent.state_dict()[name], value)
+    assert trainer.model.head.weight.shape == (10, 7) and trainer.notes == {"task": "sequence"}
+    assert str(trainer.model.recurrent.method).rpartition(".")[2].lower() == "blelloch"

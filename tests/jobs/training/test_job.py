@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from mpi4py import MPI
 
 import distconv as dc
+from distconv.jobs.training import job as of_jobs
 from distconv.jobs.training.job import Job, JobOutcome, capture_choice, train
+from distconv.jobs.training.pipelines.options import Pipelining
 from distconv.jobs.training.settings import TrainingSettings
 from tests.distconv.layouts import raises_everywhere
 from tests.jobs.training.stand_in import StandIn
@@ -75,12 +79,18 @@ def job(events: list[Any], **more: Any) -> Job:
 def given(folder: Path, **values: Any) -> Namespace:
     settings = vars(TrainingSettings(model="net", batch=1))
     return Namespace(
-        print_config=False,
-        init_from=None,
-        track=None,
         **settings
         | vars(options_of_runs(folder))
-        | dict(plan=None, grid=None, device="cpu", method="seq", capture="off")
+        | dict(
+            print_config=False,
+            init_from=None,
+            track=None,
+            plan=None,
+            grid=None,
+            device="cpu",
+            method="seq",
+            capture="off",
+        )
         | values,
     )
 
@@ -101,6 +111,50 @@ def test_a_job_opens_trains_judges_and_closes_in_this_order(
     found = json.loads(summary.read_text())
     assert (found["worth"], found["steps"]) == (7, 6) and 0 <= found["training_s"] <= found["total_s"]
     assert ("announced, resumed False" in capsys.readouterr().out) == (comm.rank == 0)
+
+
+def test_the_options_choose_capture_first_weights_and_the_trainer_of_pipelines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Asked(Known):
+        def capture(self, choice: str) -> None:
+            self.samples.events.append(("capture", choice))
+
+        def load_initial_weights(self, path: str) -> None:
+            self.samples.events.append(("weights", path))
+
+        def resume(self, directory: str, *, fallback: bool) -> bool:
+            return True
+
+    class Piped(Asked):
+        def __init__(self, settings: Any, samples: Any, place: Any, device: str, *, method: str) -> None:
+            super().__init__(
+                settings, samples, SimpleNamespace(world=MPI.COMM_SELF, shape=place), device, method=method
+            )
+
+    monkeypatch.setattr(of_jobs, "pipelining_of", lambda options, ranks: None)
+    monkeypatch.setattr(of_jobs, "planned_pipelining", lambda options, comm: piped)
+    piped = Pipelining(
+        schedule="gpipe", replicas=(1,), chunks=1, ppv=None, microbatches=1,
+        weights=None, vertical_sync=False, batch_norm="micro", switch_after=None,
+    )  # fmt: skip
+    first: dict[str, list[Any]] = {}
+    for name, values in {
+        "plain": {},
+        "captured": {"capture": "on", "init_from": "w.pt"},
+        "resumed": {"capture": "auto", "init_from": "w.pt", "resume": True},
+    }.items():
+        events: list[Any] = []
+        assert train(given(tmp_path / name, **values), replace(job(events), trainer=Asked, pipeline=Piped)) == 0
+        first[name] = events[: events.index("epoch 1")]
+    made = [("made", piped, "seq")]
+    assert first["plain"] == made
+    assert first["captured"] == [*made, ("capture", "on"), ("weights", "w.pt")]
+    assert first["resumed"] == [*made, ("capture", "auto")]
+    capsys.readouterr()
+    assert train(given(tmp_path / "printed", print_config=True), job([])) == 0
+    assert "method: seq\n" in capsys.readouterr().out and not (tmp_path / "printed" / "out").exists()
+    assert "method: seq\n" in (tmp_path / "plain" / "out" / "config.yaml").read_text()
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from mpi4py import MPI
 
-from distconv.jobs.training.model_factory import ModelError, build_classifier, build_model
+from distconv.jobs.training.model_factory import ModelError, build_classifier, build_model, build_segmenter
 from tests.distconv.data.sample_files import common
 from tests.jobs.training import users_models
 
@@ -72,3 +74,48 @@ def test_modules_of_the_current_directory_stand_in_for_no_others_afterwards(
     assert sys.path[0] != str(tmp_path) and sys.path[-1] == str(tmp_path)
     assert importlib.util.find_spec("this").origin != str(tmp_path / "this.py")
     sys.modules.pop("local_nets", None)
+
+
+@pytest.mark.parametrize(
+    ("build", "name", "more", "message"),
+    [
+        (build_segmenter, "lenet5", {}, "--model lenet5: no such segmentation network. Use mesh1k, "),
+        (build_model, "lenet6", {}, "--model lenet6: no such model. Use "),
+        (
+            build_model,
+            "tests.jobs.training.test_model_factory:needs_classes",
+            {},
+            "needs 'num_classes'; give --classes",
+        ),
+        (build_model, "tests.jobs.training.test_model_factory:needs_width", {}, "needs 'width'; give --width"),
+        (build_model, "math:pi", {}, "'pi' is float, but must be a class or a function"),
+        (build_model, "math:nothing", {}, "has no 'nothing'"),
+    ],
+)
+def test_models_of_another_kind_or_without_their_options_are_refused(
+    build: Any, name: str, more: dict[str, int], message: str
+) -> None:
+    given = {"classes": 3} if build is build_segmenter else {}
+    with pytest.raises(ModelError) as caught:
+        build(name, MPI.COMM_SELF, seed=0, in_channels=2, **given, **more)
+    assert message in str(caught.value)
+
+
+def needs_classes(num_classes: int) -> torch.nn.Module:
+    return torch.nn.Linear(num_classes, 1)
+
+
+def needs_width(in_channels: int, width: int, *others: int, **more: int) -> torch.nn.Module:
+    assert not others and not more
+    return torch.nn.Linear(in_channels, width)
+
+
+def test_factories_get_the_options_that_they_have() -> None:
+    here = "tests.jobs.training.test_model_factory"
+    classes = build_segmenter(f"{here}:needs_classes", MPI.COMM_SELF, seed=3, in_channels=2, classes=5)
+    wide = build_model(f"{here}:needs_width", MPI.COMM_SELF, seed=3, in_channels=2, width=7)
+    assert (classes.weight.shape, wide.weight.shape) == ((1, 5), (7, 2))
+    torch.manual_seed(3)
+    assert torch.equal(wide.weight, torch.nn.Linear(2, 7).weight)
+    unet = build_segmenter("unet", MPI.COMM_SELF, seed=0, in_channels=2, classes=5, width=3)
+    assert unet(torch.zeros(1, 2, 16, 16)).shape == (1, 5, 16, 16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,9 @@ from tests.distconv.layouts import raises_everywhere
         (options.nonnegative_int, {"0": 0, "7": 7}, ["-1", "1.0"]),
         (options.positive_float, {"0.5": 0.5, "1e-3": 1e-3}, ["0", "-1", "nan", "inf", "x"]),
         (options.nonnegative_float, {"0": 0.0, "2": 2.0}, ["-0.1", "nan", "inf"]),
+        (options.fraction, {"0": 0.0, "1": 1.0, "0.5": 0.5}, ["-0.1", "1.01", "nan"]),
+        (options.fraction_below_one, {"0": 0.0, "0.99": 0.99}, ["-0.1", "1", "inf"]),
+        (options.step_range, {"1:2": range(1, 2), "10:13": range(10, 13)}, ["0:2", "2:2", "3:2", "1", "a:2", "1:b"]),
         (options.grid_shape, {"n=2,h=2": {"n": 2, "h": 2}}, ["h=0", "x=2", ""]),
     ],
 )
@@ -43,6 +47,27 @@ def parsed(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     options.add_training_arguments(parser, More("lenet5", batch=8, lr=0.25), "runs/x")
     return parser.parse_args([*arguments])
+
+
+def test_ranks_divide_the_parts_of_a_batch_and_the_others_an_axis() -> None:
+    assert options.default_grid(6, 4) == {"n": 2, "h": 3}
+    assert options.default_grid(6, 5, "w") == {"n": 1, "w": 6}
+    assert options.default_grid(6, 12, "d") == {"n": 6, "d": 1}
+    seen: list[object] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(options, "ProcessGrid", lambda comm, **axes: seen.append((comm.size, axes)))
+        comm = SimpleNamespace(size=4)
+        for words in (["--accumulate", "4"], ["--batch", "3", "--accumulate", "8"], ["--grid", "w=4"]):
+            options.parallelism_from_options(parsed(*words), comm, "d")  # type: ignore[arg-type]
+    assert seen == [(4, {"n": 2, "d": 2}), (4, {"n": 1, "d": 4}), (4, {"w": 4})]
+
+
+def test_settings_have_the_values_of_the_options() -> None:
+    found = parsed("--batch", "6", "--ema", "0.5", "--batch-norm", "spatial")
+    found.model, found.colour = "unet", "blue"
+    settings = options.settings_from_options(found, More)
+    expected = More("unet", batch=6, lr=0.25, ema=0.5, batch_norm="spatial", colour="blue")
+    assert settings == expected
 
 
 def test_the_place_is_the_grid_or_the_plan_that_was_asked_for(comm, shared_tmp_path) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ import torch
 
 import distconv as dc
 from distconv import checkpoint
+from distconv.errors import CheckpointError
 from distconv.jobs.images.classification import ImageSettings, ImageTrainer
 from distconv.jobs.images.samples import ImageSamples
+from distconv.jobs.training.recovery import Recoverable
 from tests.distconv.checkpoint.damage import refused
 from tests.jobs.images.grids import grid_of
 from tests.jobs.images.image_files import write_cifar, written
@@ -49,6 +52,35 @@ def test_what_is_saved_beside_the_steps_is_as_it_was_before_them(
     assert [second.step(*batch.tensors) for batch in second.batches()] == losses[3:]
     for one, other in zip(first.model.state_dict().values(), second.model.state_dict().values(), strict=True):
         assert torch.equal(one, other)
+
+
+class Counted(Recoverable):
+    """Has counts and settings, and no model."""
+
+    placement: Any = None
+    settings, loader = ImageSettings(steps=8, lr=0.5), SimpleNamespace(steps=3, samples=5)  # type: ignore[assignment]
+
+
+def test_counts_of_epochs_and_of_written_checkpoints() -> None:
+    trainer = Counted()
+    trainer.step_count, trainer.checkpoints_begun = 7, 2
+    assert (trainer.epoch, trainer.steps, trainer.notes) == (2, 8, {})
+    for saving, finished in ((None, 2), (SimpleNamespace(is_written=True), 2), (SimpleNamespace(is_written=False), 1)):
+        trainer._saving = saving  # type: ignore[assignment]
+        assert trainer.checkpoints_written == finished
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"settings": {}}, {"settings": 5, "position": {"samples": 5}}, {"settings": {}, "position": 3}]
+)
+def test_checkpoints_without_settings_or_position_are_refused(values: dict[str, Any]) -> None:
+    saved: Any = SimpleNamespace(step=4, values=values)
+    with pytest.raises(CheckpointError, match=r"^checkpoint of step 4: not written by distconv train, since"):
+        Counted()._check_settings(saved)
+    saved.values = {"settings": {"lr": 0.25, "epochs": 9}, "position": {"samples": 6}}
+    text = "settings: lr was 0.25 and is 0.5; training samples was 6 and is 5$"
+    with pytest.raises(CheckpointError, match=f"^checkpoint of step 4: written with different {text}"):
+        Counted()._check_settings(saved)
 
 
 @on_ranks

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
+from distconv.jobs.training import report
 from distconv.jobs.training.report import Metrics, announcement, conclude, draw_figure, format_times, peak_memory_bytes
 from distconv.jobs.training.settings import TrainingSettings
 from tests.jobs.training.stand_in import StandIn
@@ -58,6 +59,19 @@ def test_the_evaluation_at_the_last_step_is_made_anew(tmp_path: Path) -> None:
     trainer.step_count = 2
     with Metrics(tmp_path, trainer) as metrics:  # type: ignore[arg-type]
         assert list(metrics.lines()) == [{"step": 2, "loss": 0.25}]
+
+
+def test_the_tracker_has_the_lines_that_are_kept_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "metrics.jsonl").write_text(LINES)
+    trainer, opened = StandIn(MPI.COMM_SELF), []
+    written: list[Any] = []
+    tracker = SimpleNamespace(write=written.append, close=lambda: written.append("closed"))
+    monkeypatch.setattr(report, "open_tracker", lambda *given: opened.append(given) or tracker)
+    trainer.step_count = 1
+    with Metrics(tmp_path, trainer, "mlflow") as metrics:  # type: ignore[arg-type]
+        metrics.write(step=2, loss=0.75)
+    assert opened == [("mlflow", tmp_path, [{"step": 1, "loss": 0.5}])]
+    assert written == [{"step": 2, "loss": 0.75}, "closed"]
 
 
 def test_a_picture_that_cannot_be_drawn_is_a_note() -> None:

@@ -6,11 +6,14 @@ from collections import Counter
 
 import pytest
 import torch
+from mpi4py import MPI
 
+from distconv import cli
 from distconv.capture.replay_code import ReplayCode
 from distconv.jobs.verification import captures
 from distconv.jobs.verification.captures import DIFFERENT, EXACT, REFUSED, UNSUPPORTED, draw_case, verdict, verdicts
 from tests.distconv.layouts import grid_over
+from tests.jobs.approved import assert_approved, size_of
 
 
 @pytest.fixture(autouse=True)
@@ -82,3 +85,54 @@ def test_tensors_are_the_same_only_bit_for_bit():
         assert not captures._same(ones, ones.double()) and not captures._same(ones, torch.ones(*shape, 2))
         assert ones.numel() == 0 or not captures._same(0 * ones, -0.0 * ones)
     assert captures._same(torch.arange(6).view(2, 3).t(), torch.tensor([[0, 3], [1, 4], [2, 5]]))
+
+
+def test_drawn_cases_and_their_training_are_as_approved():
+    def described(value):
+        return (
+            "missing" if value is None else size_of(value) if value.dtype == torch.float64 else str(list(value.shape))
+        )
+
+    lines, grid = [], grid_over(MPI.COMM_SELF, n=1)
+    for index in range(16):
+        case = draw_case(3, index)
+        left = dict(case.trainer(grid)(False))
+        lines.append(f"{case.text}; {case.loss}; {case.habits}; to none {case.to_none}; {case.network.training}")
+        image, last = case.images[-1], list(left)[-1]
+        first = f"{image.dtype!s} {size_of(image.double())}, {case.targets[-1].flatten()[:9].tolist()}"
+        lines.append(f"    {first}; {len(left)} tensors, {sum(value is None for value in left.values())} missing")
+        lines.append(
+            "    " + "; ".join(f"{name} {described(left[name])}" for name in ("loss 0", "loss 4", "dL/dx 4", last))
+        )
+    assert_approved("differential/captures", "\n".join(lines))
+
+
+def test_the_first_difference_is_named():
+    one, two = torch.ones(2), torch.ones(2) * 2
+    for other, name in (
+        ([("a", one), ("b", None)], ""),
+        ([("a", one), ("b", one)], "b"),
+        ([("a", two), ("b", one)], "a"),
+        ([("a", None), ("b", None)], "a"),
+        ([("a", one)], "other tensors"),
+    ):
+        assert captures._first_difference([("a", one), ("b", None)], other) == name
+
+
+@pytest.mark.parametrize("different", [0, 1])
+def test_the_command_prints_differences_and_the_most_frequent_reasons(monkeypatch, capsys, different):
+    found = [(5, "n=1: net", EXACT, ""), (6, "net", REFUSED, "one"), (7, "net", UNSUPPORTED, "two")]
+    found += [(8, "net", UNSUPPORTED, "two"), *[(9, "net", DIFFERENT, "loss")] * different]
+    asked = []
+    monkeypatch.setattr(captures, "verdicts", lambda comm, seed, indices: asked.append((seed, indices)) or found)
+    words = ["verify", "capture", "--seed", "4", "--first", "5", "--cases", str(4 + different)]
+    assert cli.main(words) == different
+    assert asked == [(4, range(5, 9 + different))]
+    assert capsys.readouterr().out.splitlines() == ["DIFFERENT: case 9: net: loss"] * different + [
+        "2 times unsupported: two",
+        "1 times refused: one",
+        f"1 ranks, seed 4, 5 steps each: 1 exact, 1 refused, 2 unsupported, {different} DIFFERENT",
+    ]
+    found[1:] = []
+    assert cli.main(["verify", "capture", "--cases", "1"]) == 0
+    assert capsys.readouterr().out.startswith("exact: case 5: n=1: net: \n")

@@ -11,7 +11,9 @@ import pytest
 import distconv as dc
 from distconv import cli
 from distconv.jobs.verification import predictions
+from tests.jobs.approved import assert_approved
 from tests.jobs.command_lines import assert_refused
+from tests.jobs.verification.pretended import two_ranks
 from tests.perfmodel.networks import machine
 
 COMMAND = ["verify", "predictions"]
@@ -71,6 +73,31 @@ def test_a_choice_is_measured_beside_the_best_grid_unless_it_is_one(
     assert counts == {name: 7 for name in STEPS if name in names or f"{name}, planned" in names} | (
         {"n=2": 14} if "planned" in names else {}
     )
+
+
+def test_the_printed_text_and_what_is_measured_are_as_approved(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = []
+
+    def measured(case: Any, comm: Any, ranks: int, plans: Any, device: Any) -> dict[str, list[float]]:
+        lines.append(f"time {vars(case)} on {ranks}: {', '.join(plans)}")
+        return {name: [STEPS[name] / 100 + number / 1000 for number in range(case.rounds)] for name in plans}
+
+    def add_layer_times(here: Any, graph: Any, ranks: Any, comm: Any, device: Any, **options: Any) -> Any:
+        lines.append(f"profile {len(graph.deciding)} layers on {ranks}, {options}")
+        return here
+
+    monkeypatch.setattr(predictions, "MPI", SimpleNamespace(COMM_WORLD=two_ranks()))
+    monkeypatch.setattr(predictions, "profile_network", lambda *_: None)
+    monkeypatch.setattr(predictions.measured_steps, "time_plans", measured)
+    monkeypatch.setattr(predictions, "measure_machine", lambda *_: machine())
+    monkeypatch.setattr(predictions, "add_layer_times", add_layer_times)
+    assert cli.main([*COMMAND, "--models", "unet,lenet5", "--rounds", "8"]) == 0
+    lines.append(capsys.readouterr().out)
+    for model, case in predictions.CASES.items():
+        lines.append(f"{model}: {vars(case)}")
+    assert_approved("verify-predictions", "\n".join(lines))
 
 
 @pytest.mark.ranks(2)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from distconv.communication.transport import Traffic
+from distconv.jobs.bench.layers import layer
+from tests.jobs.bench import command
 from tests.jobs.bench.layers.test_paper_layers import output
-from tests.jobs.command_lines import assert_refused
+from tests.jobs.command_lines import assert_refused, parsed
+
+printing = command.printing
 
 
 @pytest.mark.ranks(2)
@@ -42,3 +50,24 @@ def test_bad_input_is_one_line_and_exit_code_2(
     comm: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
 ) -> None:
     assert_refused(capsys, ["bench", "layer", *arguments], text)
+
+
+STACK = ["layer", "--channels", "6", "--groups", "3", "--kernel", "5", "--layers", "2", "--size", "4", "--rounds", "3"]
+
+
+def test_the_printed_text_is_as_approved(printing: command.Printing, monkeypatch: pytest.MonkeyPatch) -> None:
+    printing.approve("layer", layer, *STACK, "--batch", "2")
+    options = argparse.Namespace(**vars(parsed("bench layer", *STACK[1:])))
+    conv = torch.nn.Conv2d(4096, 64, 3)
+    traffic = Traffic()
+    traffic.sent.update({"redistribution": 5 << 20, "halo exchange": 3 << 18})
+    traffic.reduced.update({("gradient of w", 4): 1 << 20, ("gradient of b", 2): 1 << 19, ("norm", 4): 8})
+    monkeypatch.setattr("sys.argv", ["distconv"])
+    split: Any = SimpleNamespace(model=torch.nn.Sequential(conv))
+    grids: Any = [SimpleNamespace(size=4, shape={"c": parts}, describe=lambda: "a grid") for parts in (8, 4)]
+    times = {"ranks": [0.001, 0.002, 0.004], "one": [0.002, 0.003, 0.003]}
+    layer._report(options, grids[0], split, alone=3 << 20, held=[1 << 20, 2 << 20], traffic=traffic, times=times)
+    for blocks in (1, 2, 4):
+        monkeypatch.setattr(layer, "convolution_split", lambda _, parts, b=blocks: SimpleNamespace(blocks=b))
+        print(*(layer._algorithm(split, grid) for grid in grids), sep="\n")
+    printing.approve_printed("layer-report")

@@ -7,9 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from distconv import cli
+from distconv.jobs.bench.layers import paper_layers
+from distconv.jobs.planning.single_layers import LAYERS
+from distconv.perfmodel import Machine
+from tests.jobs.bench import command
 from tests.jobs.planning import planned_files
+
+printing = command.printing
 
 
 @pytest.fixture
@@ -42,3 +49,26 @@ def test_fp_and_bp_are_measured_and_predicted(
         assert found[name]["deviation_s"] >= 0
         assert found[name]["predicted_s"] > 0
         assert any(line.startswith(name) for line in lines)
+
+
+def test_the_printed_text_is_as_approved(printing: command.Printing) -> None:
+    words = ["--grid", "h=1", "--batch", "2", "--machine", "localhost"]
+    printing.approve("layer-conv6", paper_layers, "layer", "--layer", "mesh_conv6_1", *words)
+
+
+def test_this_machine_is_profiled_on_one_rank_and_over_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, known = LAYERS["mesh_conv6_1"], Machine.load("localhost")
+    measured = []
+
+    def measure(calls: Any, group: Any, device: Any) -> dict[str, float]:
+        ((key, _),) = calls.items()
+        measured.append((key, group.size, device))
+        return {key: float(len(measured))}
+
+    monkeypatch.setattr(paper_layers, "profile_network", lambda *_: "links")
+    monkeypatch.setattr(paper_layers, "measure_machine", lambda name, network, comm, device: known)
+    monkeypatch.setattr(paper_layers, "measure", measure)
+    device = torch.device("cpu")
+    found = paper_layers.profile_this_machine(layer, 3, {"n": 1}, device)
+    assert [entry.table for entry in found.compute] == [{key: number} for number, (key, *_) in enumerate(measured, 1)]
+    assert len(measured) == len(known.compute) and {(size, where) for _, size, where in measured} == {(1, device)}

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 import distconv as dc
 from distconv import cli
@@ -16,7 +17,10 @@ from distconv.jobs.bench.child_processes import Peak
 from distconv.jobs.bench.layers import pointcloud
 from distconv.jobs.pointcloud.batches import VoxelBatch
 from distconv.layers.models.sparse import dense_resnet, sparse_resnet
+from tests.jobs.bench import command
 from tests.jobs.command_lines import assert_refused
+
+printing = command.printing
 
 OPTIONS = argparse.Namespace(model="resnet", width=2, batch=2)
 SMALL = ["bench", "pointcloud", "--model", "resnet", "--width", "2", "--batch", "2", "--rounds", "1"]
@@ -118,3 +122,32 @@ def test_over_ranks_each_variant_is_timed_on_one_and_on_all(
 @pytest.mark.ranks(3)
 def test_more_ranks_than_clouds_are_refused(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert_refused(capsys, SMALL, "--batch 2: fewer clouds than ranks (3)")
+
+
+def test_the_printed_text_is_as_approved(printing: command.Printing, monkeypatch: pytest.MonkeyPatch) -> None:
+    def instead(words: list[str]) -> Peak:
+        printing.seen.append(" ".join(words))
+        if "S-0.25" in words:
+            raise DistconvError("out of memory: no")
+        return Peak(1 << 20, (1 + len(printing.seen)) << 22, 0.0)
+
+    monkeypatch.setattr(pointcloud, "run_in_new_process", instead)
+    words = ["--resolution", "8", "9", "--keep", "1", "0.25", "--cap", "2", "--rounds", "3"]
+    printing.approve(
+        "pointcloud", pointcloud, "pointcloud", "--model", "resnet", "--width", "2", "--batch", "2", *words
+    )
+
+
+def test_the_memory_of_a_process_is_limited_to_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = []
+    monkeypatch.setattr(pointcloud.resource, "setrlimit", lambda *given: limits.append(given))
+    monkeypatch.setattr(pointcloud, "measure_first_step", lambda make: make())
+    monkeypatch.setattr(pointcloud, "make_step", lambda options, *given: given)
+    assert pointcloud._measured_here(argparse.Namespace(cap=3, resolution=[7, 9], alone="S-1")) == (7, "S-1")
+    assert limits == [(pointcloud.resource.RLIMIT_DATA, (3 << 30, 3 << 30))]
+    monkeypatch.setattr(pointcloud, "measure_first_step", lambda make: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        pointcloud._measured_here(argparse.Namespace(cap=3, resolution=[7], alone="S-1"))
+    random = torch.get_rng_state()
+    pointcloud._preserve_random_state(lambda: torch.rand(3))()
+    assert torch.equal(torch.get_rng_state(), random)

@@ -9,7 +9,11 @@ import pytest
 
 from distconv import cli
 from distconv.jobs.bench.layers import scan
+from distconv.layers.recurrent import Method
+from tests.jobs.bench import command
 from tests.jobs.command_lines import assert_refused
+
+printing = command.printing
 
 SMALL = "--steps 3 40 --batch 2 --hidden 4 --rounds 1".split()
 
@@ -45,3 +49,18 @@ def test_what_would_take_too_long_is_left_out(capsys: pytest.CaptureFixture[str]
 
 def test_bad_input_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert_refused(capsys, ["bench", "scan", "--steps", "0"], "argument --steps: '0' is not a positive integer")
+
+
+def test_the_printed_text_is_as_approved(printing: command.Printing, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter((Method.SEQUENTIAL, Method.AUTOGRAD, Method.BLELLOCH, Method.TRUNCATED) * 2)
+
+    def fastest(problem: Any) -> Method:
+        printing.seen.append(str(problem))
+        return next(answers)
+
+    monkeypatch.setattr(scan, "fastest_method", fastest)
+    monkeypatch.setattr(scan, "is_compiled", lambda *_: True)
+    small = ["scan", "--steps", "3", "40", "--batch", "2", "5", "--hidden", "4", "--rounds", "3"]
+    printing.approve("scan", scan, *small)
+    monkeypatch.setattr(scan, "is_compiled", lambda *_: False)
+    printing.approve("scan-gru", scan, *small, "--model", "gru", "--limit", "6e-6")

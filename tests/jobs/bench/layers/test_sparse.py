@@ -11,7 +11,10 @@ import torch
 from distconv import cli
 from distconv.jobs.bench.child_processes import Peak
 from distconv.jobs.bench.layers import sparse
+from tests.jobs.bench import command
 from tests.jobs.command_lines import assert_refused
+
+printing = command.printing
 
 
 @pytest.fixture
@@ -77,3 +80,15 @@ def test_a_process_of_its_own_prints_its_memory(capsys: pytest.CaptureFixture[st
 @pytest.mark.ranks(2)
 def test_several_ranks_are_refused(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert_refused(capsys, ["bench", "sparse"], "measures one process, but there are 2 ranks")
+
+
+def test_the_printed_text_is_as_approved(printing: command.Printing, monkeypatch: pytest.MonkeyPatch) -> None:
+    def instead(words: list[str]) -> Peak:
+        printing.seen.append(" ".join(words))
+        return Peak(1 << 20, (1 + len(printing.seen)) << 22, 0.0)
+
+    monkeypatch.setattr(sparse, "run_in_new_process", instead)
+    small = ["sparse", "--resolution", "6", "9", "--channels", "3", "--rounds", "3"]
+    printing.approve("sparse", sparse, *small)
+    monkeypatch.setattr(sparse, "dense_bytes", lambda resolution, channels: resolution << 28)
+    printing.approve("sparse-capped", sparse, *small, "--cap", "2")

@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 
 from distconv import cli
+from distconv.jobs.bench.messages import halo
+from tests.jobs.bench import command
 from tests.jobs.command_lines import assert_refused
+
+printing = command.printing
 
 TINY = ["halo", "--size", "12", "16", "--channels", "3", "--batch", "2", "--kernel", "5", "--repeats", "3"]
 
@@ -62,3 +66,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     comm: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert_refused(capsys, ["bench", *TINY, *arguments], message)
+
+
+def test_the_printed_text_is_as_approved(printing: command.Printing) -> None:
+    printing.approve("halo", halo, *TINY, "--grid", "n=1")

@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 
 from distconv import cli
+from distconv.jobs.bench.messages import redistribute
+from tests.jobs.bench import command
 from tests.jobs.bench.command import assert_ratios_are_printed
+
+printing = command.printing
 
 
 @pytest.mark.ranks(2)
@@ -17,3 +21,8 @@ def test_it_is_timed_against_raw_mpi(comm: Any, capsys: pytest.CaptureFixture[st
     assert bool(lines) == (comm.rank == 0)
     if lines:
         assert_ratios_are_printed(lines, ["Alltoallv", "messages", "redistribute"])
+
+
+def test_the_printed_text_is_as_approved(printing: command.Printing) -> None:
+    words = ["--size", "6", "9", "--channels", "3", "--batch", "2", "--repeats", "3"]
+    printing.approve("redistribute", redistribute, "redistribute", *words)

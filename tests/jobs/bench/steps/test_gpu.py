@@ -8,6 +8,11 @@ from typing import Any
 import pytest
 
 from distconv import cli
+from distconv.jobs.bench.steps import gpu
+from tests.jobs.bench import command
+from tests.jobs.command_lines import parsed
+
+printing = command.printing
 
 TINY = "--device cpu --model lenet5 --input 1,28,28 --batch 2 --channels 3 --rounds 3".split()
 ALONE = ["plain torch", "distconv, one rank", "the same, captured"]
@@ -33,3 +38,11 @@ def test_one_rank_is_timed_against_torch_and_several_against_their_parts(
     work, whole, exchange = (medians[name] for name in SPLIT)
     share = min(1.0, (work + exchange - whole) / exchange)
     assert found == [f"2 ranks, MPI, host memory: {share:.0%} of the exchange is hidden"]
+
+
+def test_the_printed_text_is_as_approved(printing: command.Printing) -> None:
+    printing.approve("gpu", gpu, "gpu", *TINY)
+    parts = {name: [0.001 * number] for number, name in enumerate(SPLIT, 2)}
+    nccl = {"convolution by NCCL": [0.002], "exchange alone by NCCL": [0.001]}
+    gpu._print(parsed("bench gpu", *TINY), 4, {"plain torch": [0.001, 0.003]}, parts | nccl)
+    printing.approve_printed("gpu-overlap")

@@ -10,8 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from mpi4py import MPI
 
 from distconv.errors import DistconvError
+from distconv.grid import ProcessGrid
 from distconv.jobs.bench.child_processes import MIB, Peak
 from distconv.jobs.bench.steps import memory
 from tests.jobs.approved import assert_approved
@@ -80,3 +83,46 @@ def test_bad_input_is_one_line_and_exit_code_2(
     comm: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert_refused(capsys, ["bench", *TINY, *arguments], message)
+
+
+@pytest.mark.parametrize(
+    ("words", "others"),
+    [
+        ([], []),
+        (["--width", "3", "--classes", "4", "--optimizer", "adamw", "--input", "1,8,9"],
+         ["--input", "1,8,9", "--classes", "4", "--width", "3"]),
+    ],
+)  # fmt: skip
+def test_the_process_of_one_rank_has_the_same_options(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], others: list[str]
+) -> None:
+    monkeypatch.setattr(memory, "run_in_new_process", lambda words: words)
+    found: Any = memory.measure_by_itself(parsed("bench memory", "--batch", "2", *words))
+    optimizer = "adamw" if words else "sgd"
+    known = ["memory", "--alone", "--model", "mesh1k", "--size", "1024", "--batch", "2", "--optimizer", optimizer]
+    assert found == known + others
+
+
+@pytest.mark.parametrize(("name", "steps"), [("sgd", 1), ("momentum", 2), ("adam", 2), ("adamw", 2)])
+def test_an_optimizer_takes_the_steps_that_fill_its_state(
+    monkeypatch: pytest.MonkeyPatch, name: str, steps: int
+) -> None:
+    taken, sharded = [], []
+    make, slots = memory.OPTIMIZERS[name]
+
+    def counted(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        optimizer = make(parameters, lr)
+        assert lr == 1e-3
+        optimizer.register_step_post_hook(lambda *_: taken.append(len(optimizer.state)))
+        return optimizer
+
+    readings, clock = iter((100, 400)), iter((1.0, 2.0, 5.0, 7.0))
+    monkeypatch.setitem(memory.OPTIMIZERS, name, (counted, slots))
+    monkeypatch.setattr(memory, "peak_memory_bytes", lambda: next(readings))
+    monkeypatch.setattr(memory, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(memory, "shard_optimizer", lambda optimizer, comm: sharded.append(comm))
+    options = parsed("bench memory", "--model", "lenet5", "--input", "1,28,28", "--classes", "4", "--optimizer", name)
+    grid = ProcessGrid(MPI.COMM_SELF)
+    assert memory.measure(options, grid, split=steps == 1) == Peak(100, 400, 1.0 if steps == 1 else 3.0)
+    assert len(taken) == steps and sharded == [grid.world] * (steps == 1)
+    assert name != "momentum" or make.keywords == {"momentum": 0.9}

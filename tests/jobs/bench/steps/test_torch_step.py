@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 
 import distconv as dc
 from distconv.jobs.bench.steps import torch_step
+from tests.jobs.approved import assert_approved, size_of
 from tests.layers.compare import close, whole
 
 
@@ -28,3 +31,39 @@ def test_a_step_of_each_kind_equals_that_of_one_process(comm: Any, kind: str, me
         assert not torch.equal(one, start[name])
         close(whole(several.grad), one.grad, name)
         close(whole(several), one, name)
+
+
+@pytest.mark.parametrize("kind", torch_step.KINDS)
+def test_the_layers_of_each_kind_are_as_approved(kind: str) -> None:
+    model, x, labels = torch_step.build(kind, 6, 4, 2, 3, memory_format="channels_last")
+    weights = [module.weight for module in model.modules() if isinstance(module, torch.nn.Conv2d)]
+    assert all(each.is_contiguous(memory_format=torch.channels_last) for each in (x, *weights))
+    x = x.double()
+    trained = torch_step.training(model.double(), x, labels)
+    before = trained.loss(x, labels).item()
+    trained.step()
+    lines = [f"{name} {list(value.shape)}" for name, value in model.named_parameters()]
+    lines += [f"x {size_of(x)}, labels {labels.sum().item()} {list(labels.shape)}, y {size_of(model(x))}"]
+    lines += [
+        f"loss {before:.4f}, then {trained.loss(x, labels).item() - before:.3g}; {trained.optimizer.defaults['lr']}"
+    ]
+    assert_approved(f"bench/torch-step-{kind}", "\n".join(lines))
+
+
+def test_the_program_takes_the_steps_that_are_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    seen: list[Any] = []
+    clock = iter(range(100))
+    monkeypatch.setattr(torch, "set_num_threads", seen.append)
+    monkeypatch.setattr(torch, "compile", lambda loss: seen.append("compiled") or loss)
+    monkeypatch.setattr(torch_step, "time", SimpleNamespace(perf_counter=lambda: float(next(clock)) ** 2))
+    build = torch_step.build
+    monkeypatch.setattr(
+        torch_step, "build", lambda *given, **named: seen.append((given, named)) or build(*given, **named)
+    )
+    for mode, asked in (("eager", "2\n1\n0\n"), ("compiled", "1\n")):
+        monkeypatch.setattr("sys.argv", ["", "convolution", "5", "2", "1", "3", "contiguous", "7", mode])
+        monkeypatch.setattr("sys.stdin", io.StringIO(asked))
+        torch_step.main()
+    assert capsys.readouterr().out.splitlines() == ["[1.0, 5.0]", "[9.0]", "[13.0]"]
+    built = (("convolution", 5, 2, 1, 3), {"memory_format": "contiguous"})
+    assert seen == [7, built, 7, built, "compiled"]

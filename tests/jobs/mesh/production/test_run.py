@@ -86,3 +86,9 @@ def test_a_label_is_what_happens_from_its_snapshot_to_tau(monkeypatch: pytest.Mo
         assert (sample.positives, sample.inversions) == (0.25, 1)
     assert (found.degraded, found.quiet, found.unfinished, found.ending) == (1, 0, 0, "enough snapshots")
     assert found.end_time == pytest.approx(0.6)
+
+
+def test_criteria_and_seeds_are_those_of_the_data_sets() -> None:
+    assert Criteria() == Criteria(0.3, 0.4, 0.25, 0.03, 0.01, 2, 2.0) and LOOKS == 4
+    seed = run_seed(7, 1, 2, 3)
+    assert (seed.entropy, seed.spawn_key) == (7, (1, 2, 3))

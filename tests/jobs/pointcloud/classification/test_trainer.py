@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,13 @@ from mpi4py import MPI
 
 import distconv as dc
 from distconv.jobs.pointcloud.batches import VoxelRecipe, voxel_batch
+from distconv.jobs.pointcloud.classification import trainer as trainer_module
 from distconv.jobs.pointcloud.classification.samples import CloudSamples
 from distconv.jobs.pointcloud.classification.trainer import NETWORKS, CloudPipelineTrainer, CloudSettings, CloudTrainer
 from distconv.jobs.training.settings import learning_rate, make_optimizer, set_learning_rate
+from distconv.layers.models.sparse import sparse_resnet
 from distconv.layers.sparse import SparseTensor
+from tests.jobs.approved import assert_approved_defaults
 from tests.jobs.images.image_files import written
 from tests.jobs.pointcloud.cloud_files import write_ours
 from tests.jobs.training.pipelines.pipelined import pipelining
@@ -222,3 +227,37 @@ def test_points_are_dropped_in_training_and_not_in_an_evaluation(tmp_path: Path)
     trainer.evaluate("test")
     assert seen[0] > 2 * 20
     samples.close()
+
+
+def test_settings_are_as_approved_and_reach_the_network_and_the_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_approved_defaults("pointcloud", CloudSettings(), VoxelRecipe(8))
+    seen: list[Any] = []
+
+    class Loader:
+        samples, steps = 5, 1
+
+        def __init__(self, samples: Any, group: str, batch: int, **options: Any) -> None:
+            seen.append((group, batch, options.pop("placed"), options))
+
+    monkeypatch.setattr(trainer_module, "VoxelLoader", Loader)
+    monkeypatch.setattr(trainer_module, "accumulate_batches", lambda parts, count: count)
+    samples: Any = SimpleNamespace(comm=MPI.COMM_SELF, class_names=("a", "b", "c"))
+    more: dict[str, Any] = {"batch": 6, "accumulate": 2, "seed": 4, "epochs": 1, "resolution": 9, "points": 50}
+    settings = CloudSettings("resnet", 2, **more, keep=0.5, varied=True)
+    trainer = CloudTrainer(settings, samples, dc.ProcessGrid(MPI.COMM_SELF))
+    trainer.batches_of("test")
+    dropped, kept = VoxelRecipe(9, 50, 0.5, True, seed=4), VoxelRecipe(9, 50, seed=4)
+    prepare = trainer._prepare_input
+    assert seen == [
+        ("train", 3, prepare, {"recipe": dropped, **settings.loader_options("cpu")}),
+        ("test", 6, prepare, {"recipe": kept, **settings.evaluation_options("cpu")}),
+    ]
+    assert trainer.loader == 2 and trainer.notes == {"task": "pointcloud"}
+    torch.manual_seed(4)
+    for width in (2, None):
+        expected = sparse_resnet(classes=3) if width is None else sparse_resnet(classes=3, width=width)
+        found = trainer_module.build_network(replace(settings, width=width), samples)
+        assert [p.shape for p in found.parameters()] == [p.shape for p in expected.parameters()]
+    torch.manual_seed(4)
+    first = next(sparse_resnet(classes=3, width=2).parameters())
+    assert torch.equal(next(trainer.model.parameters()), first)

@@ -16,14 +16,17 @@ from mpi4py import MPI
 
 import distconv as dc
 from distconv import cli
-from distconv.errors import CheckpointError
+from distconv.errors import CheckpointError, DistconvError
 from distconv.jobs.images.classification import ImagePipelineTrainer, ImageSettings, ImageTrainer
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.model_factory import build_classifier
+from distconv.jobs.training.pipelines import training as pipeline_training
 from distconv.jobs.training.pipelines.options import Pipelining, planned_pipelining
+from distconv.jobs.training.pipelines.training import PipelineTrainer
 from distconv.jobs.training.settings import learning_rate, make_optimizer, set_learning_rate
 from distconv.pipeline import PipelinePlan, SerialPipeline, split
 from distconv.plan import Plan
+from tests.jobs.approved import assert_approved
 from tests.jobs.command_lines import assert_refused
 from tests.jobs.commands.test_train_classify import (
     assert_of_two_epochs,
@@ -430,3 +433,95 @@ def test_a_plan_for_kinds_of_devices_trains_alike_whichever_ranks_have_them(
     assert [loss for _, loss in trainer.losses] == pytest.approx([loss for _, loss in losses], rel=1e-12)
     for name, value in state.items():
         assert torch.allclose(value, expected[name], rtol=1e-12, atol=1e-14), name
+
+
+class Recorded(SimpleNamespace):
+    """In place of a pipeline: keeps its arguments and counts calls."""
+
+    def __init__(self, *given: Any, optimizer: Any, **named: Any) -> None:
+        super().__init__(given=given, named=named, calls=[], losses=[], replica=0, minibatches=0)
+        self.optimizer = optimizer(given[0][0].parameters())
+
+    def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
+        rate = self.optimizer.param_groups[0]["lr"]
+        self.calls.append(("step", inputs.tolist(), labels.tolist(), rate))
+        self.losses.append((len(self.losses), 0.5))
+        return 0.25
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *given: self.calls.append((name, *given))
+
+
+def small(of: Pipelining, cut: Any = None, **changes: Any) -> Any:
+    """A trainer of three layers in one process."""
+    settings = ImageSettings(batch=13, steps=4, lr=0.5, optimizer="sgd", **changes)
+    layers = (torch.nn.Linear(2, 2, bias=False) for _ in range(3))
+
+    class Small(PipelineTrainer):
+        steps = 4
+
+        def loss(self, outputs: Any, labels: Any) -> Any:
+            return (outputs - labels).sum()
+
+    return Small(settings, torch.nn.Sequential(*layers), cut, of, MPI.COMM_SELF, device="cpu")
+
+
+PIPED = Pipelining(
+    schedule="gpipe", replicas=(1, 1), chunks=2, ppv=None, microbatches=4,
+    weights=None, vertical_sync=False, batch_norm="micro", switch_after=None,
+)  # fmt: skip
+
+
+def test_a_pipeline_is_made_and_described_as_the_options_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_training, "Pipeline", Recorded)
+    asked: list[Any] = []
+
+    def cut(micro_batch: int, replicas: Any) -> list[str]:
+        asked.append((micro_batch, replicas))
+        return ["2"]
+
+    lines = []
+    for of in (
+        PIPED,
+        replace(PIPED, microbatches=20, replicas=(1, 3), chunks=1),
+        replace(PIPED, ppv=(1, 2), microbatches=1, weights="stash", vertical_sync=True),
+        replace(PIPED, cuts=("1",), batch_norm="deferred", switch_after=0, schedule="stale"),
+        replace(PIPED, cuts=(), replicas=(1,), chunks=1),
+    ):
+        trainer = small(of, cut)
+        (stages, ranks, schedule, loss), named = trainer.pipe.given, trainer.pipe.named
+        assert ranks == MPI.COMM_SELF and loss == trainer.loss and trainer.steps_in_flight == of.stages
+        lines += [trainer.distribution, f"    {len(stages)} parts, {schedule}, {named}", f"    {trainer.placement}"]
+    assert asked == [(3, [1, 1, 1, 1]), (1, [1, 3])]
+    assert_approved("pipeline-trainers", "\n".join(lines))
+    for changes, text in (
+        ({"clip_norm": 1.0}, "--clip-norm: cannot be combined with a pipeline"),
+        ({"accumulate": 2}, "--accumulate, --ema: cannot be combined with a pipeline"),
+        ({"ema": 0.5}, "--accumulate, --ema: cannot be combined with a pipeline"),
+    ):
+        with pytest.raises(DistconvError, match=f"^{text}"):
+            small(PIPED, cut, **changes)
+
+
+def test_steps_of_a_pipeline_have_the_scheduled_rate_and_switch_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_training, "Pipeline", Recorded)
+    trainer = small(replace(PIPED, cuts=("1",), switch_after=2))
+    trainer.model.eval()
+    for step in range(4):
+        assert trainer.step(torch.tensor([[step, 1.0]]), torch.tensor([step])) == 0.25
+    assert trainer.model.training
+    rates = [learning_rate(step, 4, 0.5) for step in range(4)]
+    assert [call[0] for call in trainer.pipe.calls] == ["step", "step", "switch", "step", "step"]
+    assert trainer.pipe.calls[2] == ("switch", "gpipe")
+    steps = [call for call in trainer.pipe.calls if call[0] == "step"]
+    assert steps == [("step", [[step, 1.0]], [step], pytest.approx(rates[step])) for step in range(4)]
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(rates[3]) and trainer.step_count == 4
+    assert trainer.losses == [(step, 0.5) for step in range(1, 5)]
+    trainer.pipe.calls.clear()
+    trainer.pipe.losses.append((4, 0.75))
+    trainer.synchronize()
+    trainer.close()
+    assert trainer.pipe.calls == [("drain",), ("synchronize",), ("close",)]
+    assert trainer.losses[-1] == (5, 0.75)

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from distconv import cli
+from distconv.jobs.verification.differential import command
 from distconv.jobs.verification.differential.draw import Draw
 from distconv.jobs.verification.differential.layouts import draw_extents
-from distconv.jobs.verification.differential.runs import DifferentialRun, draw_case, drawn
-from distconv.jobs.verification.engine.verdicts import BAD, EXACT
+from distconv.jobs.verification.differential.runs import DifferentialRun, draw_case, drawn, summary, table
+from distconv.jobs.verification.engine.journal import Line
+from distconv.jobs.verification.engine.verdicts import BAD, EXACT, Verdict
 
 
 def lines(comm, seed, kind, count):
@@ -71,3 +73,61 @@ def test_the_command_prints_its_counts_and_returns_zero(comm, capsys):
     out = capsys.readouterr().out
     assert ("2 ranks, seed 5: 12 cases:" in out) == (comm.rank == 0)
     assert ("0 silent differences" in out) == (comm.rank == 0)
+
+
+def line(operator, verdict, text="", moved=0):
+    return Line("all", operator, "case 3: x: 2 drawn", "drawn", "h=2", 2, verdict, text, moved)
+
+
+LINES = [
+    line("add", Verdict.EXACT), line("add", Verdict.REDISTRIBUTES, moved=8), line("add", Verdict.REPLICATES),
+    line("add", Verdict.REFUSED, "too small"), line("sub", Verdict.OTHER_WORDS, "torch says no"),
+    line("sub", Verdict.RAISES, "no rule; gather it"), line("sub", Verdict.RAISES, "no rule; gather it"),
+    line("sub", Verdict.HANGS), line("mul", Verdict.WRONG, "y differs"), line("mul", Verdict.UNCLEAR, "KeyError"),
+    line("mul", Verdict.INFINITE, "NaN"),
+]  # fmt: skip
+
+
+def test_counts_and_reasons_are_printed_in_full():
+    assert summary(LINES) == (
+        "11 cases: 3 exact, 1 refused as torch does, 1 in other words, 2 unsupported, 3 silent differences"
+    )
+    assert summary(LINES[:1]) == "1 cases: 1 exact, 0 refused as torch does, 0 unsupported, 0 silent differences"
+    assert table(LINES).splitlines() == [
+        "                           exact  refused  unsupported  WRONG",
+        "add                            3        1            0      0",
+        "mul                            0        0            0      2",
+        "sub                            0        1            2      1",
+        "2 times raises: no rule; gather it",
+        "1 times refused in other words: torch says no",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "drawn", "printed", "code"),
+    [
+        ("--seed 4 --first 5 --cases 2", (4, "all", [5, 6]), (8, 9, 7), 1),
+        ("--case 17 --only networks", (0, "networks", [17]), range(11), 1),
+        ("--case 17", (0, "all", [17]), (0,), 0),
+    ],
+)
+def test_the_command_prints_what_is_wrong_or_single(monkeypatch, capsys, words, drawn, printed, code):
+    lines = LINES if code else LINES[:1]
+
+    def run(job, groups, path, tell):
+        assert job.comm == command.MPI.COMM_WORLD and job._watch._limit_s == 60 and path is None
+        assert groups == drawn
+        tell(lines)
+        return lines
+
+    monkeypatch.setattr(command.launch, "run", run)
+    monkeypatch.setattr(command, "drawn", lambda seed, kind, indices: (seed, kind, list(indices)))
+    assert cli.main(["verify", "differential", *words.split()]) == code
+    out = capsys.readouterr().out
+    only = " --only networks" if "networks" in words else ""
+    repeat = f"  mpiexec -n 1 distconv verify differential --seed {drawn[0]}{only} --case 3\n"
+    for number in printed:
+        each = lines[number]
+        assert f"{each.verdict.value}: case 3: {each.operator} x: 2 drawn on h=2: {each.text}\n{repeat}" in out
+    assert out.count("  mpiexec -n 1") == len(printed)
+    assert out.endswith(f"{table(lines)}\n1 ranks, seed {drawn[0]}: {summary(lines)}\n")
