@@ -215,11 +215,13 @@ def test_settings_are_as_approved_and_reach_the_network_and_the_loaders(monkeypa
     monkeypatch.setattr(classification, "build_classifier", build)
     monkeypatch.setattr(classification, "accumulate_batches", lambda parts, count: (parts, count))
     settings = ImageSettings("mine", 7, batch=6, accumulate=2, seed=4, augment="flip", epochs=1, dtype="float64")
+    settings = replace(settings, memory_format="channels_last")
     trainer = ImageTrainer(settings, samples, dc.ProcessGrid(MPI.COMM_SELF))
     trainer.batches_of("test")
     assert seen[0] == ("mine", {"seed": 4, "in_channels": 1, "classes": 3, "width": 7})
-    training = {"seed": 4, "augment": "flip", **settings.loader_options("cpu")}
-    assert seen[1:] == [("train", 3, training), ("test", 6, settings.evaluation_options("cpu"))]
+    form = {"memory_format": torch.channels_last}
+    training = {"seed": 4, "augment": "flip", **settings.loader_options("cpu"), **form}
+    assert seen[1:] == [("train", 3, training), ("test", 6, settings.evaluation_options("cpu") | form)]
     assert trainer.loader[1] == 2
     assert trainer.notes == {"task": "classify", "classes": 3, "mean": [1.5], "std": [2.5]}
 

@@ -153,13 +153,21 @@ def test_settings_are_as_approved_and_reach_the_network_the_loss_and_the_loaders
     )  # fmt: skip
     monkeypatch.setattr(trainer_module, "build_segmenter", build)
     monkeypatch.setattr(trainer_module, "accumulate_batches", lambda parts, count: (parts, count))
-    more: dict[str, Any] = {"width": 7, "batch": 6, "accumulate": 2, "seed": 4, "epochs": 1}
+    more: dict[str, Any] = {
+        "width": 7,
+        "batch": 6,
+        "accumulate": 2,
+        "seed": 4,
+        "epochs": 1,
+        "memory_format": "channels_last",
+    }
     settings = SegmentationSettings(**more, mirror="dw", crop="h=2,w=3", class_weights="balanced", ignore_label=9)
     trainer = SegmentationTrainer(settings, samples, dc.ProcessGrid(MPI.COMM_SELF))
     list(trainer.predictions("test"))
     assert seen[0] == ("unet3d", {"seed": 4, "in_channels": 2, "classes": 3, "width": 7})
-    training = {"seed": 4, "mirror": "dw", "crop": {"h": 2, "w": 3}, **settings.loader_options("cpu")}
-    assert seen[1:] == [("train", 3, training), ("test", 1, settings.evaluation_options("cpu"))]
+    form = {"memory_format": torch.channels_last_3d}
+    training = {"seed": 4, "mirror": "dw", "crop": {"h": 2, "w": 3}, **settings.loader_options("cpu"), **form}
+    assert seen[1:] == [("train", 3, training), ("test", 1, settings.evaluation_options("cpu") | form)]
     loss = trainer.criterion
     assert (loss.classes, loss.ignore, loss.dice, trainer.loader[1]) == (3, 9, False, 2)
     assert loss.weights is not None and loss.weights.dtype == torch.float32
