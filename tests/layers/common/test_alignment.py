@@ -22,13 +22,6 @@ from tests.layers.compare import same_as_one_process
 SHAPE = (3, 2, 7, 4)
 
 
-@pytest.mark.parametrize("other", [SHAPE, (1, 2, 7, 4), (3, 2, 1, 1), (1, 1, 7, 1), (3, 1, 1, 4)])
-def test_split_operands_of_different_extents_are_aligned(comm, other):
-    for grid in grids(comm, "nhw"):
-        same_as_one_process(grid, lambda a, b: a * b - b, normal(*SHAPE), normal(*other, seed=1))
-        same_as_one_process(grid, lambda a, b: b / (1 + a * a), normal(*SHAPE), normal(*other, seed=1))
-
-
 def test_operands_of_any_two_layouts_are_aligned(comm):
     shape = (5, 7, 3)
     a, b = normal(*shape), normal(*shape, seed=1)
@@ -38,11 +31,6 @@ def test_operands_of_any_two_layouts_are_aligned(comm):
             (x * y).sum().backward()
             assert torch.equal(dc.gather(x.grad), b), (one, other)
             assert torch.equal(dc.gather(y.grad), a), (one, other)
-
-
-def test_a_tensor_of_one_split_element_broadcasts(comm):
-    for grid in grids(comm, "nhw"):
-        same_as_one_process(grid, lambda a, b: a + b, normal(1, 1, 1, 1), normal(*SHAPE, seed=1))
 
 
 def test_shapes_that_do_not_broadcast_raise_torchs_error(comm):

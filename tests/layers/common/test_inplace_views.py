@@ -11,34 +11,8 @@ import torch.nn.functional as F
 import distconv as dc
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.layers.compare import same_as_one_process
-from tests.layers.uneven_layouts import uneven_layouts
 
 SHAPE = (3, 4, 7, 5)
-
-
-def test_a_view_changed_in_place_changes_its_source(comm):
-    def change(x):
-        y = x * 2
-        y.view(3, -1).mul_(3)
-        y.view(3, 4, 35)[:, 1].add_(1)
-        y[:, :, 2].permute(1, 0, 2)[1].fill_(4.0)
-        y.transpose(1, 2)[:, 0].neg_()
-        return y * x
-
-    for dist in uneven_layouts(comm, SHAPE)[:2]:
-        same_as_one_process(dist, change, normal(*SHAPE))
-
-
-def test_a_slice_changed_in_place_changes_its_source(comm):
-    def change(x):
-        y = x * 2
-        y.narrow(2, 1, 3).zero_()
-        y.unsqueeze(0)[0, :, :, 1:].mul_(0.5)
-        y[:, 1:3, ..., 2:].add_(1)
-        return y * x
-
-    for dist in uneven_layouts(comm, SHAPE)[:2]:
-        same_as_one_process(dist, change, normal(*SHAPE))
 
 
 @pytest.mark.ranks(at_least=2)

@@ -21,25 +21,10 @@ def real(y):
 
 
 TRANSFORMS = {
-    "fft": lambda x: real(FFT.fft(x)),
-    "fft of split rows": lambda x: real(FFT.fft(x, dim=2)),
-    "fft of samples": lambda x: real(FFT.fft(x, dim=0, norm="ortho")),
-    "ifft of more elements": lambda x: real(FFT.ifft(x, 9, 2, norm="forward")),
-    "rfft of fewer elements": lambda x: real(FFT.rfft(x, 3, dim=-2)),
-    "irfft": lambda x: FFT.irfft(FFT.rfft(x, dim=2), n=7, dim=2),
-    "hfft and ihfft": lambda x: FFT.hfft(FFT.ihfft(x, dim=1), dim=1),
     "fft2": lambda x: real(FFT.fft2(x)),
     "rfft2 and irfft2": lambda x: FFT.irfft2(FFT.rfft2(x) * 2, s=x.shape[-2:]),
-    "rfft2 of other sizes": lambda x: real(FFT.rfft2(x, s=(8, 4), norm="ortho")),
-    "ifft2 of channels and rows": lambda x: real(FFT.ifft2(x, dim=(1, 2))),
-    "fftn": lambda x: real(FFT.fftn(x)),
-    "fftn of some": lambda x: real(FFT.fftn(x, dim=(0, 2, 3))),
-    "fftn to sizes": lambda x: real(FFT.fftn(x, s=(3, 8, 6))),
     "rfftn and irfftn": lambda x: FFT.irfftn(FFT.rfftn(x), s=x.shape),
-    "ifftn": lambda x: real(FFT.ifftn(x, norm="ortho")),
     "hfft2 and ihfft2": lambda x: FFT.hfft2(FFT.ihfft2(x), s=x.shape[-2:]),
-    "hfftn and ihfftn": lambda x: FFT.hfftn(FFT.ihfftn(x, dim=(1, 2)), dim=(1, 2)),
-    "shifts": lambda x: FFT.fftshift(x) + FFT.ifftshift(x, dim=2) + FFT.fftshift(x, dim=(2, 3)),
 }
 
 

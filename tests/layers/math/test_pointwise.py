@@ -12,39 +12,10 @@ from torch import nn
 
 import distconv as dc
 from tests.distconv.layouts import counting, grid_over, grids, normal, raises_everywhere
-from tests.layers.compare import UP_TO_SIX_RANKS, built, check_module_same_as_one_process, close, same_as_one_process
+from tests.layers.compare import UP_TO_SIX_RANKS, close, same_as_one_process
 
 SHAPE = (3, 2, 7, 4)
 
-UNARY = {
-    "tanh": lambda x: x.tanh(),
-    "clamp": lambda x: x.clamp(-0.5, 0.5),
-    "clamp with tensors": lambda x: x.clamp(min=torch.zeros(4).double(), max=x.detach().abs() + 0.1),
-    "exp": lambda x: x.exp(),
-    "abs": abs,
-    "power": lambda x: x**3,
-    "negative": lambda x: -x,
-    "reversed operators": lambda x: 2 / (3 - (1 + 2 * x)),
-    "square root": lambda x: (x * x + 1).sqrt(),
-    "where": lambda x: torch.where(x > 0, x, 0.1 * x),
-    "where of a tensor": lambda x: x.where(x > 0, x * x),
-    "masked_fill": lambda x: x.masked_fill(x > 0.3, 2.0),
-    "float32 and back": lambda x: x.float().double(),
-    "clone": lambda x: x.clone() * 2,
-    "detach": lambda x: x * x.detach(),
-    "zeros_like": lambda x: x + torch.zeros_like(x),
-    "contiguous": lambda x: x.contiguous() * 2,
-    "error function": lambda x: torch.special.ndtr(x) + torch.erf(x),
-    "comparison": lambda x: (x > 0).double() * x,
-    "gated": lambda x: F.glu(x * 2),
-    "gated channels": lambda x: F.glu(x * 2, 1),
-    "softmax over channels": lambda x: nn.Softmax2d()(x),
-    "softmin": lambda x: F.softmin(x, dim=2),
-    "gelu approximated": lambda x: F.gelu(x, approximate="tanh"),
-    "softplus": lambda x: F.softplus(x, 2, 1.5),
-    "prelu": lambda x: F.prelu(x, torch.tensor([0.3, -0.2]).double()),
-}
-"""Functions of one tensor."""
 
 ACTIVATIONS = """
 relu relu6 elu selu celu leaky_relu hardtanh hardswish hardsigmoid silu mish rrelu gelu logsigmoid hardshrink
@@ -55,14 +26,6 @@ softshrink tanhshrink softsign softplus sigmoid tanh threshold
 def activation(name, **options):
     """One of torch's functions, with the arguments that it cannot do without."""
     return partial(getattr(F, name), **({"threshold": 0.1, "value": -2.0} if name == "threshold" else {}), **options)
-
-
-@pytest.mark.filterwarnings("ignore:nn.functional")
-@pytest.mark.parametrize("name", ACTIVATIONS)
-@UP_TO_SIX_RANKS
-def test_activations_equal_one_process(comm, name):
-    for grid in grids(comm, "ch"):
-        same_as_one_process(grid, activation(name), 2 * normal(*SHAPE))
 
 
 IN_PLACE = {
@@ -93,51 +56,9 @@ def test_in_place_operators_equal_one_process(comm, name):
         same_as_one_process(grid, run, normal(*SHAPE))
 
 
-@pytest.mark.parametrize("name", UNARY)
-@UP_TO_SIX_RANKS
-def test_one_operand_equals_one_process(comm, name):
-    for grid in grids(comm, "ch"):
-        same_as_one_process(grid, UNARY[name], normal(*SHAPE))
-
-
-PLAIN = [SHAPE, (1, 2, 1, 1), (2, 1, 1), (7, 1), (4,), (1,), (), (3, 1, 7, 4), (5, 1, 1, 1, 1)]
-
-
-@pytest.mark.parametrize("other", PLAIN)
-@UP_TO_SIX_RANKS
-def test_a_plain_operand_gets_its_full_gradient(comm, other):
-    for grid in grids(comm, "nhw"):
-        same_as_one_process(grid, lambda x, w: x * w + w, normal(*SHAPE), plain=(normal(*other, seed=1),))
-
-
-@pytest.mark.parametrize(
-    "function", [torch.maximum, torch.atan2, torch.lerp, torch.addcmul, torch.where], ids=lambda f: f.__name__
-)
-def test_functions_of_several_operands(comm, function):
-    calls = {
-        torch.lerp: lambda a, b: torch.lerp(a, b, 0.3),
-        torch.addcmul: lambda a, b: torch.addcmul(a, a, b, value=0.5),
-        torch.where: lambda a, b: torch.where(a > b, a, b),
-    }
-    for grid in grids(comm, "nh"):
-        same_as_one_process(grid, calls.get(function, function), normal(*SHAPE), normal(*SHAPE, seed=1))
-
-
-@pytest.mark.parametrize("slopes", [1, 2])
-def test_prelu_learns_its_slopes(comm, slopes):
-    for shape in (SHAPE, (3, 2), (1, 2, 3)):
-        for grid in grids(comm, "nch"):
-            check_module_same_as_one_process(grid, built(lambda: nn.PReLU(slopes)), normal(*shape))
-
-
 def test_integers_and_truth_values(comm):
     for grid in grids(comm, "nh"):
         same_as_one_process(grid, lambda x: (x % 3 == 1) & (x > 20) | ~(x < 100), counting(*SHAPE).long())
-
-
-def test_empty_blocks_go_along(comm):
-    for grid in grids(comm, "nhw"):
-        same_as_one_process(grid, lambda a, b: (a * b).relu(), normal(1, 2, 2, 1), normal(1, 2, 1, 1, seed=1))
 
 
 def test_an_in_place_operator_does_not_grow_its_target(comm):

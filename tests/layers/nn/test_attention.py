@@ -19,12 +19,9 @@ SHAPE = (3, 4, 7, 5)
 
 ATTENTION = {
     "attention": lambda x: F.scaled_dot_product_attention(x, x * 2, x + 1),
-    "causal attention": lambda x: F.scaled_dot_product_attention(x, x * 2, x + 1, is_causal=True),
     "masked attention": lambda x: F.scaled_dot_product_attention(x[:, :, :3], x, x, attn_mask=(x @ x.mT)[:1, :1, :3]),
-    "scaled attention": lambda x: F.scaled_dot_product_attention(x, x * 2, x + 1, scale=0.3),
     "attention to several": lambda x: F.scaled_dot_product_attention(x[0], x * 2, x + 1),
     "attention of one head to all": lambda x: F.scaled_dot_product_attention(x, x[:, :1], x[:1] + 1),
-    "grouped attention": lambda x: F.scaled_dot_product_attention(x, x[:, :2], x[:, 2:], enable_gqa=True),
 }
 
 

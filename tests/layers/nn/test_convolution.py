@@ -9,7 +9,7 @@ from torch import nn
 
 import distconv as dc
 from distconv.layers.common.alignment import replicate_parameters
-from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere, twenty_layouts
+from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.layers.compare import UP_TO_SIX_RANKS, built, check_module_same_as_one_process, same_as_one_process
 
 
@@ -51,49 +51,12 @@ def test_in_one_dimension_it_equals_one_process(comm, kernel, stride, dilation, 
         check_module_same_as_one_process(grid, module, normal(3, 2, size))
 
 
-@pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), ((1, 3, 2), (2, 1, 3), (0, 1, 1))])
-def test_in_three_dimensions_it_equals_one_process(comm, kernel, stride, padding):
-    module = built(lambda: nn.Conv3d(2, 2, kernel, stride, padding))
-    for grid in grids(comm, "dhw"):
-        check_module_same_as_one_process(grid, module, normal(1, 2, 5, 4, 7))
-
-
 @pytest.mark.ranks(8)
 def test_samples_and_all_of_space_may_be_split_at_once(comm):
     module = built(lambda: nn.Conv3d(2, 2, 3, padding=1))
     check_module_same_as_one_process(grid_over(comm, d=2, h=2, w=2), module, normal(1, 2, 5, 4, 7))
     module = built(lambda: nn.Conv2d(2, 2, 3, padding=1))
     check_module_same_as_one_process(grid_over(comm, n=2, h=2, w=2), module, normal(3, 2, 5, 7))
-
-
-@pytest.mark.parametrize("groups", [2, 4])
-def test_groups_and_depthwise_kernels(comm, groups):
-    module = built(lambda: nn.Conv2d(4, 4, 3, padding=1, groups=groups))
-    for grid in grids(comm, "nhw"):
-        check_module_same_as_one_process(grid, module, normal(2, 4, 7, 8))
-
-
-@pytest.mark.parametrize("padding", ["same", "valid"])
-@pytest.mark.parametrize(("kernel", "dilation"), [(3, 1), (5, 2)])
-@UP_TO_SIX_RANKS
-def test_padding_by_name(comm, padding, kernel, dilation):
-    module = built(lambda: nn.Conv2d(2, 2, kernel, padding=padding, dilation=dilation))
-    for grid in grids(comm, "hw"):
-        check_module_same_as_one_process(grid, module, normal(2, 2, 9, 11))
-
-
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-def test_an_even_kernel_with_same_padding_pads_more_behind(comm):
-    w, b = normal(2, 2, 4, 3, seed=1), normal(2, seed=2)
-    for grid in grids(comm, "hw"):
-        same_as_one_process(grid, lambda x, w, b: F.conv2d(x, w, b, padding="same"), normal(1, 2, 7, 9), plain=(w, b))
-
-
-@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
-def test_padding_modes(comm, mode):
-    module = built(lambda: nn.Conv2d(2, 2, 5, padding=2, padding_mode=mode))
-    for grid in grids(comm, "hw"):
-        check_module_same_as_one_process(grid, module, normal(1, 2, 7, 9))
 
 
 @pytest.mark.fault(4, 5)
@@ -114,19 +77,6 @@ def test_ranks_without_rows_take_part_and_get_empty_gradients(comm, size):
         assert x.grad.local.shape == x.local.shape
         module.zero_grad()
         check_module_same_as_one_process(grid, module, normal(1, 2, *size))
-
-
-def test_replicas_do_not_count_twice(comm):
-    module = built(lambda: nn.Conv2d(2, 2, 3, padding=1))
-    for grid in (grid_over(comm, r=comm.size), grid_over(comm, d=comm.size)):
-        check_module_same_as_one_process(grid, module, normal(2, 2, 5, 6))
-
-
-def test_any_layout_of_the_input_will_do(comm):
-    module = built(lambda: nn.Conv1d(7, 2, 3, padding=1))
-    for dist in twenty_layouts(comm, (5, 7, 6)):
-        if dist.split[1] is None:
-            check_module_same_as_one_process(dist, module, normal(5, 7, 6))
 
 
 def test_the_operator_and_its_gradient_are_adjoint(comm):
@@ -153,14 +103,6 @@ def test_only_the_gradients_that_are_wanted_are_computed(comm, wanted):
         assert [name for name, t in given.items() if t.grad is not None] == [wanted]
         found = given[wanted].grad
         torch.testing.assert_close(dc.gather(found), expected[wanted].grad, rtol=1e-11, atol=1e-12)
-
-
-def test_without_autograd_it_computes_the_same(comm):
-    module = built(lambda: nn.Conv2d(2, 3, 3, padding=1))
-    with torch.no_grad():
-        for grid in grids(comm, "nhw"):
-            y = module(dc.scatter(normal(2, 2, 7, 8), grid))
-            torch.testing.assert_close(dc.gather(y), module(normal(2, 2, 7, 8)), rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.fault(19)

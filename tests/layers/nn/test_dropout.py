@@ -55,16 +55,6 @@ def test_dropout_in_place_equals_one_process(comm, function):
 
 
 @pytest.mark.parametrize(
-    ("function", "shape"),
-    [(F.dropout1d, (3, 4, 9)), (F.dropout1d, (4, 9)), (F.dropout3d, (2, 4, 3, 5, 4)), (F.dropout3d, (4, 3, 5, 4))],
-)
-def test_channels_are_dropped_in_any_number_of_dimensions(comm, function, shape):
-    for grid in grids(comm, "nc"):
-        y = same_as_one_process(grid, seeded(lambda x: function(x, 0.4)), normal(*shape))
-        assert y.shape == shape
-
-
-@pytest.mark.parametrize(
     "function",
     [
         lambda x: torch.dropout(x, 0.4, True),

@@ -11,8 +11,7 @@ import distconv as dc
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere, twenty_layouts
 from tests.layers.compare import UP_TO_SIX_RANKS, built, check_module_same_as_one_process, close, same_as_one_process
 
-SHAPES = {1: (3, 6, 9), 2: (3, 6, 7, 5), 3: (2, 6, 3, 7, 4)}
-INSTANCE = {1: nn.InstanceNorm1d, 2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d}
+SHAPE = (3, 6, 7, 5)
 
 
 def with_parameters(make):
@@ -27,28 +26,6 @@ def with_parameters(make):
     return built(made)
 
 
-@pytest.mark.parametrize("groups", [1, 2, 3, 6])
-@UP_TO_SIX_RANKS
-def test_group_norm_equals_one_process(comm, groups):
-    module = with_parameters(lambda: nn.GroupNorm(groups, 6))
-    for grid in grids(comm, "nch"):
-        check_module_same_as_one_process(grid, module, 3 * normal(*SHAPES[2]) + 1)
-
-
-@pytest.mark.parametrize("shape", [(5, 6), SHAPES[1], SHAPES[3], (1, 6, 2, 2)])
-@UP_TO_SIX_RANKS
-def test_group_norm_of_any_number_of_dimensions(comm, shape):
-    axes = {2: "nc", 3: "cw", 4: "nchw", 5: "cdh"}[len(shape)]
-    for grid in grids(comm, axes):
-        same_as_one_process(grid, lambda x: F.group_norm(x, 2), normal(*shape))
-        check_module_same_as_one_process(grid, with_parameters(lambda: nn.GroupNorm(3, 6)), normal(*shape))
-
-
-def test_groups_with_fewer_channels_than_ranks(comm):
-    grid = grid_over(comm, c=comm.size)
-    check_module_same_as_one_process(grid, with_parameters(lambda: nn.GroupNorm(1, 2)), normal(3, 2, 7, 5))
-
-
 def test_group_norm_of_any_layout(comm):
     for dist in twenty_layouts(comm, (5, 6, 7))[::2]:
         same_as_one_process(
@@ -58,7 +35,7 @@ def test_group_norm_of_any_layout(comm):
 
 @pytest.mark.parametrize("wanted", [0, 1, 2])
 def test_only_one_gradient_may_be_wanted(comm, wanted):
-    tensors = [normal(*SHAPES[2]), normal(6, seed=1), normal(6, seed=2)]
+    tensors = [normal(*SHAPE), normal(6, seed=1), normal(6, seed=2)]
     for grid in grids(comm, "ch"):
         grads = []
         for place in (lambda t: t, lambda t, grid=grid: dc.scatter(t, grid)):
@@ -75,25 +52,11 @@ def test_distributed_parameters_get_distributed_gradients(comm):
     same_as_one_process(
         grid,
         lambda x, w, b: F.group_norm(x, 2, w, b),
-        normal(*SHAPES[2]),
+        normal(*SHAPE),
         normal(6, seed=1),
         normal(6, seed=2),
         dims=["nchw", "c", "c"],
     )
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize(
-    "options", [{}, {"affine": True}, {"affine": True, "track_running_stats": True, "momentum": 0.3}], ids=str
-)
-@UP_TO_SIX_RANKS
-def test_instance_norm_equals_one_process(comm, count, options):
-    module = with_parameters(lambda: INSTANCE[count](6, **options))
-    for grid in grids(comm, ("ncw", "nchw", "cdh")[count - 1]):
-        module.train()
-        for step in range(2):
-            check_module_same_as_one_process(grid, module, 3 * normal(*SHAPES[count], seed=step) + 1)
-        check_module_same_as_one_process(grid, module.eval(), normal(*SHAPES[count]))
 
 
 def test_the_instance_norm_of_aten_equals_one_process(comm):
@@ -102,20 +65,7 @@ def test_the_instance_norm_of_aten_equals_one_process(comm):
         for own in (True, False):
             running = (None, None) if own else (mean, var)
             call = lambda x, w, b, own=own, r=running: torch.instance_norm(x, w, b, *r, own, 0.1, 1e-5, False)  # noqa: E731
-            same_as_one_process(grid, call, normal(*SHAPES[2]), plain=(normal(6, seed=3), normal(6, seed=4)))
-
-
-def test_instance_norm_with_fewer_rows_samples_or_channels_than_ranks(comm):
-    module = with_parameters(lambda: nn.InstanceNorm2d(2, affine=True, track_running_stats=True))
-    for grid in grids(comm, "nch"):
-        check_module_same_as_one_process(grid, module.train(), normal(1, 2, 3, 2))
-        check_module_same_as_one_process(grid, module.eval(), normal(1, 2, 3, 2))
-
-
-def test_instance_norm_of_one_sample_without_a_sample_dimension(comm):
-    module = with_parameters(lambda: nn.InstanceNorm2d(6, affine=True))
-    grid = grid_over(comm, h=comm.size)
-    check_module_same_as_one_process(dc.Distribution(grid, (None, "h", None)), module, normal(6, 7, 5))
+            same_as_one_process(grid, call, normal(*SHAPE), plain=(normal(6, seed=3), normal(6, seed=4)))
 
 
 @pytest.mark.parametrize("shape", [(5,), (7, 5), (6, 7, 5)], ids=str)
@@ -124,15 +74,8 @@ def test_instance_norm_of_one_sample_without_a_sample_dimension(comm):
 def test_layer_norm_equals_one_process(comm, shape, affine):
     module = with_parameters(lambda: nn.LayerNorm(shape, elementwise_affine=affine))
     for grid in grids(comm, "nch"):
-        check_module_same_as_one_process(grid, module, 3 * normal(*SHAPES[2]) + 1)
+        check_module_same_as_one_process(grid, module, 3 * normal(*SHAPE) + 1)
     check_module_same_as_one_process(grid, module, normal(1, 6, 7, 5))
-
-
-def test_layer_norm_without_a_bias(comm):
-    for grid in grids(comm, "hw"):
-        check_module_same_as_one_process(
-            grid, with_parameters(lambda: nn.LayerNorm((7, 5), bias=False)), normal(*SHAPES[2])
-        )
 
 
 @pytest.mark.parametrize("shape", [(5,), (6, 7, 5)], ids=str)
@@ -140,7 +83,7 @@ def test_layer_norm_without_a_bias(comm):
 def test_rms_norm_equals_one_process(comm, shape, eps):
     module = with_parameters(lambda: nn.RMSNorm(shape, eps=eps))
     for grid in grids(comm, "ch"):
-        check_module_same_as_one_process(grid, module, 3 * normal(*SHAPES[2]) + 1)
+        check_module_same_as_one_process(grid, module, 3 * normal(*SHAPE) + 1)
 
 
 def test_a_negative_eps_is_taken_as_in_one_process(comm):
@@ -169,7 +112,7 @@ def test_local_response_norm_equals_one_process(comm, size):
     ],
 )
 def test_a_large_mean_costs_no_digits(comm, norm):
-    x = normal(*SHAPES[2]) + 1e5
+    x = normal(*SHAPE) + 1e5
     for grid in grids(comm, "ch"):
         torch.testing.assert_close(dc.gather(norm(dc.scatter(x, grid))), norm(x - 1e5), rtol=0, atol=1e-9)
 
@@ -179,7 +122,7 @@ def test_a_large_mean_costs_no_digits(comm, norm):
 @pytest.mark.ranks(at_most=4)
 @pytest.mark.cpu
 def test_half_precision_is_rounded_once(comm, dtype, parameters):
-    x = (3 * normal(*SHAPES[2]) + 2).to(dtype)
+    x = (3 * normal(*SHAPE) + 2).to(dtype)
     other = dtype if parameters == "own" else parameters
     w, b, rows = (normal(*shape, seed=1).to(other) for shape in ((6,), (6,), (7, 5)))
     for norm in (
@@ -202,12 +145,12 @@ def test_half_precision_is_rounded_once(comm, dtype, parameters):
 def test_what_follows_may_change_the_result_in_place(comm):
     for grid in grids(comm, "nch"):
         for norm in (lambda x: F.group_norm(x, 2), F.instance_norm, lambda x: F.layer_norm(x, (6, 7, 5))):
-            same_as_one_process(grid, lambda x, norm=norm: F.relu(norm(x), inplace=True), normal(*SHAPES[2]))
+            same_as_one_process(grid, lambda x, norm=norm: F.relu(norm(x), inplace=True), normal(*SHAPE))
 
 
 @pytest.mark.ranks(at_least=2)
 def test_evaluation_in_half_precision(comm):
-    x = dc.scatter(normal(*SHAPES[2]).bfloat16(), grid_over(comm, c=comm.size))
+    x = dc.scatter(normal(*SHAPE).bfloat16(), grid_over(comm, c=comm.size))
     mean, var = normal(6, seed=1).float(), normal(6, seed=2).float().exp()
     y = F.instance_norm(x, mean, var, use_input_stats=False, eps=0.0)
     expected = (dc.gather(x).float() - mean.view(6, 1, 1)) / var.sqrt().view(6, 1, 1)
@@ -218,9 +161,9 @@ def test_evaluation_in_half_precision(comm):
 @pytest.mark.parametrize(
     ("shape", "call", "error", "match"),
     [
-        (SHAPES[2], lambda x: F.group_norm(x, 4), dc.ShapeError, "divisible by num_groups"),
-        (SHAPES[2], lambda x: F.group_norm(x, 2, torch.ones(5).double()), dc.ShapeError, "weight"),
-        (SHAPES[2], lambda x: F.layer_norm(x, (5, 7)), dc.ShapeError, "Given normalized_shape"),
+        (SHAPE, lambda x: F.group_norm(x, 4), dc.ShapeError, "divisible by num_groups"),
+        (SHAPE, lambda x: F.group_norm(x, 2, torch.ones(5).double()), dc.ShapeError, "weight"),
+        (SHAPE, lambda x: F.layer_norm(x, (5, 7)), dc.ShapeError, "Given normalized_shape"),
         ((3, 6, 1), lambda x: F.instance_norm(x), dc.ShapeError, "more than 1 spatial element"),
         # torch's own body says it.
         ((3, 6), lambda x: F.local_response_norm(x, 3), ValueError, "Expected 3D or higher"),
@@ -234,6 +177,6 @@ def test_arguments_that_torch_rejects_raise_its_error(comm, shape, call, error, 
 
 
 def test_parameters_of_another_dtype_raise(comm):
-    x = dc.scatter(normal(*SHAPES[2]), grid_over(comm, h=comm.size))
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     call = lambda: F.group_norm(x, 2, torch.ones(6), torch.ones(6))  # noqa: E731
     raises_everywhere(comm, dc.ShapeError, "convert the model or the input", call)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import distconv as dc
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
-from tests.layers.compare import UP_TO_SIX_RANKS, close, same_as_one_process
+from tests.layers.compare import UP_TO_SIX_RANKS, same_as_one_process
 
 TARGETS = [
     {"scale_factor": 2},
@@ -38,28 +38,6 @@ def test_interpolation_equals_one_process(comm, mode, target):
         same_as_one_process(grid, partial(F.interpolate, **mode, **target), normal(2, 2, 7, 8))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"mode": "area"}, {"mode": "bicubic"}, {"mode": "bicubic", "align_corners": True}]
-    + [{"mode": mode, "antialias": True} for mode in ("bilinear", "bicubic")],
-    ids=lambda options: " ".join(map(str, options.values())),
-)
-@UP_TO_SIX_RANKS
-def test_other_modes_equal_one_process(comm, options):
-    for grid in grids(comm, "ch"):
-        for target in ({"size": (5, 9)}, {"scale_factor": (0.4, 1.7)}, {"size": (14, 3)}):
-            same_as_one_process(grid, partial(F.interpolate, **target, **options), normal(2, 3, 7, 8))
-
-
-@pytest.mark.parametrize("corners", [False, True])
-@pytest.mark.parametrize("factor", [2, 1.7, 0.4])
-def test_interpolation_in_one_and_three_dimensions(comm, corners, factor):
-    for count, mode, axes in ((1, "linear", "nw"), (3, "trilinear", "dw")):
-        resize = partial(F.interpolate, scale_factor=factor, mode=mode, align_corners=corners)
-        for grid in grids(comm, axes):
-            same_as_one_process(grid, resize, normal(2, 2, *(4, 3, 7)[3 - count :]))
-
-
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear", "area"])
 @UP_TO_SIX_RANKS
@@ -79,21 +57,6 @@ def test_an_extent_that_stays_in_other_modes(comm, options):
             resize = partial(F.interpolate, scale_factor=(1.3, 1.7), recompute_scale_factor=again, mode=mode, **options)
             for grid in grids(comm, "hw"):
                 same_as_one_process(grid, resize, normal(2, 2, 3, 3))
-
-
-def test_ranks_without_rows_take_part_in_interpolation(comm):
-    for grid in grids(comm, "nhw"):
-        for options in ({"size": (9, 1)}, {"scale_factor": 2, "mode": "bilinear"}, {"size": (2, 2)}):
-            same_as_one_process(grid, partial(F.interpolate, **options), normal(1, 2, 2, 3))
-
-
-def test_an_infinity_spreads_as_in_one_process(comm):
-    x = normal(1, 2, 4, 5)
-    x[0, 0, 1, 2], x[0, 1, 3, 4] = torch.inf, -torch.inf
-    for grid in grids(comm, "hw"):
-        for options in ({"size": (5, 13)}, {"size": (9, 3), "align_corners": True}):
-            found = F.interpolate(dc.scatter(x, grid), mode="bilinear", **options)
-            close(dc.gather(found), F.interpolate(x, mode="bilinear", **options), "infinities")
 
 
 def test_interpolation_and_its_gradient_are_adjoint(comm):

@@ -25,26 +25,6 @@ def labels(*shape, classes=4, ignored=None):
     )
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("weighted", [False, True])
-@UP_TO_SIX_RANKS
-def test_cross_entropy_equals_one_process(comm, count, reduction, weighted):
-    weight = normal(4, seed=2).abs() + 0.1 if weighted else None
-    loss = partial(F.cross_entropy, weight=weight, reduction=reduction, ignore_index=1, label_smoothing=0.1 * count)
-    shape = SPACE[count]
-    for grid in grids(comm, ["nc", "nw", "nchw", "cd"][count]):
-        y = same_as_one_process(grid, loss, normal(5, 4, *shape), labels(5, *shape, ignored=1), dims=AXES[count])
-        assert reduction == "none" or not y.dist.split_axes
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_triplets_equal_one_process(comm, reduction):
-    loss = partial(F.triplet_margin_loss, margin=0.7, p=1.5, eps=1e-3, swap=True, reduction=reduction)
-    for grid in grids(comm, "nc"):
-        same_as_one_process(grid, loss, normal(7, 5), normal(7, 5, seed=1), normal(7, 5, seed=2), dims=["nc"] * 3)
-
-
 def test_a_mean_without_any_label_is_nan_as_in_one_process(comm):
     for grid in grids(comm, "nh"):
         target = torch.full((2, 7, 4), -100)
@@ -58,50 +38,11 @@ def test_labels_that_only_some_ranks_have(comm):
         same_as_one_process(grid, F.cross_entropy, normal(2, 4, 7, 4), target, dims=AXES[2])
 
 
-def test_class_probabilities(comm):
-    target = normal(5, 4, 7, 3, seed=1).softmax(1)
-    for grid in grids(comm, "nhw"):
-        for options in ({}, {"weight": normal(4, seed=2).abs()}, {"label_smoothing": 0.2}):
-            same_as_one_process(grid, partial(lambda x, t, o: F.cross_entropy(x, t.detach(), **o), o=options),
-                                normal(5, 4, 7, 3), target)  # fmt: skip
-
-
-def test_a_plain_target_counts_as_replicated(comm):
-    target = labels(5, 7, 3)
-    for grid in grids(comm, "nhw"):
-        same_as_one_process(grid, lambda x: F.cross_entropy(x, target), normal(5, 4, 7, 3))
-
-
-def test_a_target_in_another_layout_is_aligned(comm):
-    x, target = normal(5, 4, 7, 3), labels(5, 7, 3)
-    expected = F.cross_entropy(x, target)
-    for grid in grids(comm, "nhw"):
-        loss = F.cross_entropy(dc.scatter(x, grid), dc.scatter(target, grid_over(comm, n=comm.size), dims="nhw"))
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
-
-
 def test_fewer_samples_than_ranks(comm):
     for count in (0, 2):
         for grid in grids(comm, "nh"):
             shape = SPACE[count]
             same_as_one_process(grid, F.cross_entropy, normal(1, 4, *shape), labels(1, *shape), dims=AXES[count])
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize(
-    "weights", [{}, {"pos_weight": (2, 1, 1)}, {"weight": (3, 2, 7, 5)}, {"weight": (2, 1, 1)}], ids=str
-)
-@UP_TO_SIX_RANKS
-def test_bce_with_logits_equals_one_process(comm, reduction, weights):
-    options = {name: normal(*shape, seed=2).abs() for name, shape in weights.items()}
-    target = labels(3, 2, 7, 5, classes=2).double()
-    for grid in grids(comm, "nhw"):
-        same_as_one_process(
-            grid,
-            lambda x, t: F.binary_cross_entropy_with_logits(x, t.detach(), reduction=reduction, **options),
-            normal(3, 2, 7, 5),
-            target,
-        )
 
 
 def test_a_split_weight_of_bce_is_aligned(comm):
@@ -117,22 +58,11 @@ def test_a_split_weight_of_bce_is_aligned(comm):
 
 
 LOSSES = {
-    "mse": F.mse_loss,
-    "l1": F.l1_loss,
-    "smooth l1": F.smooth_l1_loss,
-    "huber": partial(F.huber_loss, delta=0.7),
-    "soft margin": lambda a, b, **o: F.soft_margin_loss(a, b.detach().sign(), **o),
-    "poisson": F.poisson_nll_loss,
-    "poisson in full": partial(F.poisson_nll_loss, log_input=False, full=True),
-    "hinge embedding": lambda a, b, **o: F.hinge_embedding_loss(a, b.detach().sign(), **o),
     "margin ranking": lambda a, b, **o: F.margin_ranking_loss(a, b, torch.ones(1, 1, 1, 5).double(), margin=0.3, **o),
-    "gaussian": lambda a, b, **o: F.gaussian_nll_loss(a, b, b.exp(), full=True, **o),
-    "gaussian of one variance": lambda a, b, **o: F.gaussian_nll_loss(a, b, 0.3, **o),
     "gaussian of a variance for all samples": lambda a, b, **o: F.gaussian_nll_loss(a, b, b[:1].exp(), **o),
     "gaussian without the last dimension": lambda a, b, **o: F.gaussian_nll_loss(a, b, b.mean(-1).abs(), **o),
     "multilabel": lambda a, b, **o: F.multilabel_soft_margin_loss(a, (b > 0).double(), torch.arange(5), **o),
     "divergence": lambda a, b, **o: F.kl_div(a.log_softmax(1), b.softmax(1), **o),
-    "divergence of logarithms": lambda a, b, **o: F.kl_div(a, b, log_target=True, **o),
 }
 
 
@@ -149,35 +79,6 @@ def test_losses_of_two_tensors_equal_one_process(comm, name):
             assert reduction == "none" or not y.dist.split_axes
 
 
-@pytest.mark.parametrize("shape", [(5, 4), (4,)])
-def test_cosine_embedding_equals_one_process(comm, shape):
-    for grid in grids(comm, "nc"):
-        for reduction in ("mean", "none"):
-            loss = partial(F.cosine_embedding_loss, margin=-0.2, reduction=reduction)
-            dims, axes = (["nc", "nc", "n"], shape[:-1]) if len(shape) == 2 else (["c", "c", ""], ())
-            target = 2.0 * labels(*axes, classes=2) - 1
-            same_as_one_process(
-                grid, lambda a, b, t, loss=loss: loss(a, b, t.detach()), normal(*shape), normal(*shape, seed=1),
-                target.double(), dims=dims,
-            )  # fmt: skip
-
-
-def test_cosine_similarity_of_channels_equals_one_process(comm):
-    for grid in grids(comm, "nc"):
-        same_as_one_process(grid, F.cosine_similarity, normal(3, 4, 7, 5), normal(3, 4, 7, 5, seed=1))
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_one_sample_without_a_sample_dimension(comm, reduction):
-    weight = normal(4, seed=2).abs()
-    for grid in grids(comm, "nc"):
-        for target in (torch.tensor(2), normal(4, seed=1).softmax(0)):
-            loss = partial(F.cross_entropy, weight=weight, reduction=reduction)
-            dims = ["c", "c" if target.dim() else ""]
-            same_as_one_process(grid, lambda x, t, loss=loss: loss(x, t.detach()), normal(4), target, dims=dims)
-        same_as_one_process(grid, lambda x: F.nll_loss(x, torch.tensor(1), reduction=reduction), normal(4), dims=["n"])
-
-
 @pytest.mark.ranks(at_least=2)
 def test_half_precision_counts_all_labels(comm):
     target = labels(3, 300, 300)
@@ -185,15 +86,6 @@ def test_half_precision_counts_all_labels(comm):
     loss = F.cross_entropy(dc.scatter(logits, grid_over(comm, h=comm.size)), target)
     expected = F.cross_entropy(logits.double(), target)
     assert loss.dtype == torch.float16 and loss.item() == pytest.approx(expected.item(), rel=2e-3)
-
-
-def test_nll_and_plain_bce_equal_one_process(comm):
-    ones = torch.ones(3, 2, 7, dtype=torch.float64)
-    for grid in grids(comm, "nhw"):
-        same_as_one_process(
-            grid, lambda x, t: F.nll_loss(F.log_softmax(x, 1), t), normal(5, 4, 7, 3), labels(5, 7, 3), dims=AXES[2]
-        )
-        same_as_one_process(grid, lambda x: F.binary_cross_entropy(x.sigmoid(), ones), normal(3, 2, 7))
 
 
 def test_the_loss_is_the_same_number_on_every_rank(comm):
@@ -276,20 +168,3 @@ def test_ctc_loss_equals_one_process(comm, reduction, samples):
     grid = grid_over(comm, n=comm.size)
     numbers = tuple(steps.tolist()), tuple(lengths.tolist())
     same_as_one_process(grid, lambda x: loss(x, words, *numbers), normal(9, samples, 5), dims=["wnc"])
-
-
-@pytest.mark.filterwarnings("error::distconv.ReplicationWarning")
-@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-@pytest.mark.ranks(1, 2, 3)
-def test_margin_losses_of_several_classes_equal_one_process(comm, reduction):
-    one = torch.randint(0, 5, (7,), generator=torch.Generator().manual_seed(2))
-    several = torch.tensor([[3, 0, -1, 1, 2]]).repeat(7, 1)
-    weight = torch.tensor([0.5, 1.0, 2.0, 1.0, 0.1]).double()
-    for grid in grids(comm, "nc"):
-        same_as_one_process(
-            grid, lambda x, t: F.multi_margin_loss(x, t, reduction=reduction), normal(7, 5), one, dims=["nc", "n"]
-        )
-        same_as_one_process(
-            grid, lambda x: F.multi_margin_loss(x, one, p=2, weight=weight, reduction=reduction), normal(7, 5)
-        )
-        same_as_one_process(grid, lambda x: F.multilabel_margin_loss(x, several, reduction=reduction), normal(7, 5))

@@ -6,7 +6,7 @@ import pytest
 import torch.nn.functional as F
 
 import distconv as dc
-from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere, twenty_layouts
+from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.layers.compare import UP_TO_SIX_RANKS, close, same_as_one_process
 
 
@@ -15,12 +15,6 @@ def test_the_result_never_shares_memory_with_the_input(comm, call):
     x = dc.scatter(normal(2, 3, 7, 8), grid_over(comm, n=comm.size))
     call(x).zero_()
     close(dc.gather(x), normal(2, 3, 7, 8), "input")
-
-
-@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
-def test_padding_without_a_sample_dimension(comm, mode):
-    for grid in grids(comm, "cw"):
-        same_as_one_process(grid, lambda x: F.pad(x, (1, 2, 0, 1), mode), normal(3, 7, 8), dims=["chw"])
 
 
 PADS = [[1, 2], [0, 3, 2, 0], [3, 3, 3, 3], [0, 0, 4, 1]]
@@ -36,34 +30,9 @@ def test_padding_equals_one_process(comm, mode, pad):
         same_as_one_process(grid, lambda x: F.pad(x, pad, mode), normal(2, 2, 7, 8))
 
 
-@pytest.mark.parametrize("pad", [[-1, 2], [-2, -3, 1, -1], [1, 1, -3, -3], [-8, 9]], ids=str)
-def test_constant_padding_may_cut(comm, pad):
-    for grid in grids(comm, "hw"):
-        same_as_one_process(grid, lambda x: F.pad(x, pad, value=1.5), normal(2, 2, 7, 9))
-
-
-@pytest.mark.parametrize("pad", [[0, 0, 0, 0, 1, 2], [0, 0, 1, 0, 2, 0, 0, 1]], ids=str)
-def test_channels_and_samples_may_be_padded(comm, pad):
-    for grid in grids(comm, "nh"):
-        same_as_one_process(grid, lambda x: F.pad(x, pad), normal(2, 2, 7, 3))
-
-
-@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
-def test_padding_in_one_and_three_dimensions(comm, mode):
-    for grid in grids(comm, "w"):
-        same_as_one_process(grid, lambda x: F.pad(x, (3, 2), mode), normal(2, 2, 9))
-        same_as_one_process(grid, lambda x: F.pad(x, (2, 1, 1, 0, 1, 1), mode), normal(1, 2, 3, 4, 7))
-
-
 def test_a_halo_of_padding_may_come_from_the_far_end(comm):
     for grid in grids(comm, "w"):
         same_as_one_process(grid, lambda x: F.pad(x, (7, 9), "circular"), normal(1, 1, 9))
-
-
-def test_any_layout_of_the_input_will_do(comm):
-    for dist in twenty_layouts(comm, (5, 7, 6)):
-        if dist.split[1] is None:
-            same_as_one_process(dist, lambda x: F.pad(x, (1, 2), "reflect"), normal(5, 7, 6))
 
 
 @pytest.mark.parametrize(("mode", "pad"), [("reflect", [8, 0]), ("circular", [9, 0])])

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import distconv as dc
 from distconv.communication.transport import Exchange
-from tests.distconv.layouts import counting, grid_over, grids, normal, raises_everywhere, twenty_layouts
+from tests.distconv.layouts import counting, grid_over, grids, normal, raises_everywhere
 from tests.layers.compare import UP_TO_SIX_RANKS, same_as_one_process
 
 
@@ -26,11 +26,6 @@ def test_arguments_have_torchs_names(comm):
     for grid in grids(comm, "ch"):
         y = same_as_one_process(grid, lambda x: F.pixel_shuffle(x, upscale_factor=2), normal(2, 8, 3, 5))
         same_as_one_process(grid, lambda x: F.pixel_unshuffle(x, downscale_factor=2), normal(*y.shape))
-
-
-def test_any_layout_of_the_input_will_do(comm):
-    for dist in twenty_layouts(comm, (4, 6, 5))[::2]:
-        same_as_one_process(dist, lambda x: F.pixel_shuffle(x, 2), normal(4, 6, 5))
 
 
 @pytest.mark.ranks(at_least=2)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import distconv as dc
-from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere, twenty_layouts
+from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.layers.compare import UP_TO_SIX_RANKS, same_as_one_process, values_plus_indices
 
 WINDOWS = [
@@ -35,29 +35,6 @@ def test_max_pooling_equals_one_process(comm, kernel, stride, padding, ceil_mode
         same_as_one_process(grid, pool, normal(2, 2, 8, 5).round())
 
 
-@pytest.mark.parametrize("dilation", [2, (1, 3)])
-def test_dilated_max_pooling_equals_one_process(comm, dilation):
-    for grid in grids(comm, "hw"):
-        same_as_one_process(grid, lambda x: F.max_pool2d(x, 3, 2, 1, dilation), normal(2, 2, 8, 9))
-
-
-def test_ties_across_a_border_go_to_the_same_element_as_in_one_process(comm):
-    for grid in grids(comm, "hw"):
-        same_as_one_process(grid, lambda x: F.max_pool2d(x, 3, 1, 1), torch.zeros(1, 1, 7, 8).double())
-
-
-def test_padding_never_wins_over_negative_values(comm):
-    for grid in grids(comm, "hw"):
-        same_as_one_process(grid, lambda x: F.max_pool2d(x, 3, 2, 1), normal(1, 2, 7, 8).abs().neg() - 5)
-
-
-def test_a_nan_spreads_to_the_windows_that_hold_it(comm):
-    x = normal(1, 1, 7, 8)
-    x[0, 0, 3, 4] = torch.nan
-    for grid in grids(comm, "hw"):
-        same_as_one_process(grid, lambda x: F.max_pool2d(x, 3, 1, 1), x)
-
-
 @pytest.mark.fault(14)
 @pytest.mark.parametrize("include", [True, False])
 @pytest.mark.parametrize("ceil_mode", [False, True])
@@ -78,18 +55,6 @@ def test_a_divisor_may_be_given(comm, ceil_mode):
         same_as_one_process(grid, pool, normal(2, 2, 8, 9))
 
 
-@pytest.mark.parametrize("pool", [F.max_pool1d, F.avg_pool1d])
-def test_in_one_dimension(comm, pool):
-    for grid in grids(comm, "nw"):
-        same_as_one_process(grid, lambda x: pool(x, 3, 2, 1, ceil_mode=True), normal(3, 2, 9))
-
-
-@pytest.mark.parametrize("pool", [F.max_pool3d, F.avg_pool3d])
-def test_in_three_dimensions(comm, pool):
-    for grid in grids(comm, "dhw"):
-        same_as_one_process(grid, lambda x: pool(x, 3, 2, 1, ceil_mode=True), normal(1, 2, 5, 7, 4))
-
-
 @pytest.mark.parametrize("pool", [F.max_pool2d, F.avg_pool2d])
 @pytest.mark.parametrize("size", [(2, 2), (9, 2), (3, 3)])
 def test_ranks_without_outputs_take_part(comm, pool, size):
@@ -100,30 +65,6 @@ def test_ranks_without_outputs_take_part(comm, pool, size):
 # -- indices ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "pool",
-    [
-        partial(F.max_pool2d, kernel_size=2),
-        partial(F.max_pool2d, kernel_size=3, stride=2, padding=1, ceil_mode=True),
-        partial(F.max_pool2d, kernel_size=(3, 2), stride=1, padding=1, dilation=(2, 1)),
-        partial(F.max_pool2d_with_indices, kernel_size=2),
-    ],
-)
-@UP_TO_SIX_RANKS
-def test_indices_count_in_the_global_space(comm, pool):
-    options = {"return_indices": True} if pool.func is F.max_pool2d else {}
-    for grid in grids(comm, "ch"):
-        same_as_one_process(grid, lambda x: values_plus_indices(pool(x, **options)), normal(3, 2, 7, 9))
-        same_as_one_process(grid, lambda x: values_plus_indices(pool(x, **options)), normal(1, 2, 8, 5).round())
-
-
-@pytest.mark.parametrize(("count", "shape"), [(1, (3, 2, 9)), (3, (2, 2, 3, 7, 4))])
-def test_indices_in_one_and_three_dimensions(comm, count, shape):
-    pool = partial(getattr(F, f"max_pool{count}d"), return_indices=True)
-    for grid in grids(comm, {1: "nw", 3: "dw"}[count]):
-        same_as_one_process(grid, lambda x: values_plus_indices(pool(x, 2)), normal(*shape))
-
-
 def test_an_index_of_minus_infinity_is_that_of_one_process(comm):
     for dilation in (1, 2):
         for grid in grids(comm, "hw"):
@@ -132,18 +73,6 @@ def test_an_index_of_minus_infinity_is_that_of_one_process(comm):
                 lambda x, d=dilation: F.max_pool2d(x, 3, 2, 1, d, return_indices=True)[1],
                 torch.full((1, 1, 7, 8), -torch.inf).double(),
             )
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_unpooling_puts_values_back(comm, count):
-    pool, unpool = getattr(F, f"max_pool{count}d"), getattr(F, f"max_unpool{count}d")
-    for grid in grids(comm, ["nw", "nchw", "dw"][count - 1]):
-
-        def run(x):
-            y, at = pool(x, 2, return_indices=True)
-            return unpool(y * y, at, 2, output_size=x.shape)
-
-        same_as_one_process(grid, run, normal(2, 2, *(4, 7, 9)[-count:]))
 
 
 def test_unpooling_with_any_indices(comm):
@@ -161,17 +90,6 @@ def test_an_index_outside_the_output_raises_on_all_ranks(comm):
 
 
 # -- more -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ceil_mode", [False, True])
-def test_power_average_pooling_equals_one_process(comm, ceil_mode):
-    for grid in grids(comm, "chw"):
-        for p in (1, 2, 3.0):
-            pool = partial(F.lp_pool2d, norm_type=p, kernel_size=3, stride=2, ceil_mode=ceil_mode)
-            same_as_one_process(grid, pool, normal(2, 2, 7, 8).abs())
-    for grid in grids(comm, "w"):
-        same_as_one_process(grid, lambda x: F.lp_pool1d(x, 2, 3), normal(2, 2, 9))
-        same_as_one_process(grid, lambda x: F.lp_pool3d(x, 2, 2), normal(1, 2, 2, 4, 9))
 
 
 @pytest.mark.parametrize(
@@ -195,13 +113,6 @@ def test_a_sample_without_a_sample_dimension(comm, pool):
 def test_integers_are_pooled(comm):
     for grid in grids(comm, "hw"):
         same_as_one_process(grid, lambda x: F.max_pool2d(x, 3, 2, 1), (10 * normal(1, 2, 7, 8)).long())
-
-
-@pytest.mark.parametrize("pool", [lambda x: F.max_pool1d(x, 3, 2, 1), lambda x: F.avg_pool1d(x, 3, 1, 1)])
-def test_any_layout_of_the_input_will_do(comm, pool):
-    for dist in twenty_layouts(comm, (5, 7, 6)):
-        if dist.split[1] is None:
-            same_as_one_process(dist, pool, normal(5, 7, 6))
 
 
 def test_average_pooling_and_its_gradient_are_adjoint(comm):

@@ -26,14 +26,6 @@ def test_transposed_convolution_equals_one_process(comm, kernel, stride, padding
         check_module_same_as_one_process(grid, module, normal(2, 2, 5, 4))
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_transposed_convolution_in_other_dimensions(comm, count):
-    kind = {1: nn.ConvTranspose1d, 3: nn.ConvTranspose3d}[count]
-    module = built(lambda: kind(4, 2, 3, 2, 1, 1, groups=2))
-    for grid in grids(comm, "nw"):
-        check_module_same_as_one_process(grid, module, normal(2, 4, *(3, 4, 5)[3 - count :]))
-
-
 @pytest.mark.parametrize(("extra", "padding", "match"), [(2, 0, "output padding must be smaller"), (0, 4, "too small")])
 def test_transposed_convolution_rejects_what_torch_rejects(comm, extra, padding, match):
     w, x = normal(2, 2, 3, 3), normal(1, 2, 2, 2)

@@ -13,7 +13,7 @@ from torch import nn
 import distconv as dc
 from distconv.layers import sparse
 from distconv.layers.models.sparse import sparse_resnet, sparse_unet, sparse_vgg16_bn
-from distconv.layers.sparse import Partition, SparseAvgPool, SparseConv, SparseGlobalPool, SparseMaxPool, SparseTensor
+from distconv.layers.sparse import Partition, SparseConv, SparseGlobalPool, SparseTensor
 from tests.distconv.layouts import grid_over, raises_everywhere
 from tests.layers.sparse.clouds import normal, random_cloud, random_coords, rng_of
 
@@ -63,41 +63,6 @@ def check_same_as_one_process(grid, model, x, partition=None):
         close(other, buffer, f"{name} on {grid}")
 
 
-def random_layer(rng, dimension):
-    kernel = [rng.randint(1, 4 if dimension < 3 else 3) for _ in range(dimension)]
-    kind = rng.choice(["submanifold", "strided", "wide", "reaching up", "pool"])
-    stride = rng.choice([2, 3])
-    if kind == "pool":
-        return rng.choice([SparseMaxPool, SparseAvgPool])(stride, dimension=dimension)
-    options = {
-        "submanifold": {"dilation": rng.choice([1, 2])},
-        "strided": {"stride": stride},
-        "wide": {"submanifold": False},
-        "reaching up": {"stride": 2, "transposed": True},
-    }[kind]
-    return SparseConv(2, 3, kernel, dimension=dimension, bias=rng.random() < 0.5, **options)
-
-
-@pytest.mark.parametrize("dimension", [1, 2, 3, 4])
-@pytest.mark.parametrize("seed", range(8))
-def test_a_layer_equals_one_process(comm, dimension, seed):
-    rng = rng_of(dimension, seed)
-    for grid in grids(comm, dimension):
-        torch.manual_seed(seed)
-        layer = random_layer(rng, dimension).double()
-        stride = 2 if getattr(layer, "transposed", False) else rng.choice([1, 2])
-        x = random_cloud(rng, dimension, 2, stride=stride, sites=rng.choice([0, 1, 7, 40]))
-        check_same_as_one_process(grid, layer, x)
-
-
-def test_arbitrary_offsets(comm):
-    torch.manual_seed(0)
-    for submanifold in (True, False):
-        layer = SparseConv(2, 3, None, dimension=2, offsets=[(0, 3), (-2, 1), (5, 5)], submanifold=submanifold).double()
-        for grid in grids(comm, 2):
-            check_same_as_one_process(grid, layer, random_cloud(rng_of(submanifold), 2, 2, sites=30))
-
-
 SITE_BY_SITE = {
     "linear": lambda: nn.Linear(3, 3),
     "linear without bias": lambda: nn.Linear(3, 3, bias=False),
@@ -127,13 +92,6 @@ def test_features_that_lie_otherwise_go_to_their_sites(comm):
         assert torch.equal(split.replace(moved).features.local, split.features.local)
         plain = dc.gather(moved)
         raises_everywhere(comm, dc.ShapeError, "must be a DistTensor, not a plain", partial(split.replace, plain))
-
-
-@pytest.mark.parametrize("mode", ["avg", "max", "sum"])
-def test_pooling_of_samples(comm, mode):
-    for grid in grids(comm, 3):
-        x = random_cloud(rng_of(mode), 3, 3, sites=30)
-        check_same_as_one_process(grid, SparseGlobalPool(mode), x)
 
 
 @pytest.mark.parametrize("mode", ["max", "avg", "sum"])

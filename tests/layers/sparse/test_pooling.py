@@ -16,7 +16,7 @@ from distconv.layers.sparse import (
     from_dense,
     to_dense,
 )
-from tests.layers.sparse.clouds import normal, random_cloud, rng_of
+from tests.layers.sparse.clouds import normal
 
 MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
@@ -64,15 +64,6 @@ def test_windows_may_differ_by_dimension_and_have_four():
     coords = torch.tensor([[0, 0, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 0, 1]])
     x = SparseTensor(coords, torch.tensor([[1.0], [2.0], [3.0]]))
     assert SparseSumPool((2, 2, 1, 1), 2, 4)(x).features.tolist() == [[3.0]]
-
-
-@pytest.mark.parametrize(("mode", "reduce"), [("avg", torch.mean), ("sum", torch.sum), ("max", torch.amax)])
-def test_global_pooling_gives_each_sample_a_row(mode, reduce):
-    x = random_cloud(rng_of("global"), 3, 5)
-    y = SparseGlobalPool(mode)(x)
-    for sample in range(4):
-        mine = x.features[x.coords[:, 0] == sample]
-        torch.testing.assert_close(y[sample], reduce(mine, 0) if len(mine) else torch.zeros(5, dtype=x.dtype))
 
 
 def test_the_size_of_a_volume_stays_through_pooling():

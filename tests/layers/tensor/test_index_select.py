@@ -14,13 +14,7 @@ from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 SHAPE = (3, 4, 7, 5)
 
 PICKED = {
-    "index_select": lambda x: x.index_select(1, torch.tensor([3, 0, 0])),
-    "index_select of rows": lambda x: torch.index_select(x, 2, torch.tensor([6, 1, 2, 2, 5])),
-    "gather": lambda x: x.gather(1, torch.arange(3 * 2 * 7 * 5).view(3, 2, 7, 5) % 4),
-    "gather of a part": lambda x: torch.gather(x, 2, torch.arange(2 * 4 * 3 * 5).view(2, 4, 3, 5) % 7),
     "gather by a distributed index": lambda x: x.gather(2, (x.detach().abs() * 2).long().clamp(max=6)),
-    "take_along_dim": lambda x: torch.take_along_dim(x, x.argsort(1), 1),
-    "take_along_dim by broadcasting": lambda x: torch.take_along_dim(x, torch.tensor([1, 0]).view(1, 2, 1, 1), 1),
     "take_along_dim with negative indices": lambda x: torch.take_along_dim(
         x, torch.tensor([-1, 0]).view(1, 1, 2, 1), 2
     ),

@@ -6,27 +6,11 @@ import pytest
 import torch
 
 import distconv as dc
-from tests.distconv.layouts import counting, grid_over, grids, normal, raises_everywhere, twenty_layouts
+from tests.distconv.layouts import counting, grid_over, normal, raises_everywhere, twenty_layouts
 from tests.layers.compare import same_as_one_process
 from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 
 SHAPE = (3, 4, 7, 5)
-
-
-@pytest.mark.parametrize("dim", [0, 1, 2, -1])
-def test_cat_equals_one_process(comm, dim):
-    shapes = [list(SHAPE) for _ in range(3)]
-    shapes[1][dim], shapes[2][dim] = 1, 5
-    parts = [normal(*s, seed=i) for i, s in enumerate(shapes)]
-    for grid in grids(comm, "nchw"):
-        same_as_one_process(grid, lambda *t: torch.cat(t, dim), *parts)
-        same_as_one_process(grid, lambda *t: torch.cat(t[::-1], dim), *parts[:2], plain=parts[2:])
-
-
-@pytest.mark.parametrize("dim", [0, 1, -1])
-def test_stack_equals_one_process(comm, dim):
-    for grid in grids(comm, "nchw"):
-        same_as_one_process(grid, lambda *t: torch.stack(t, dim), normal(*SHAPE), normal(*SHAPE, seed=1))
 
 
 @pytest.mark.parametrize("name", ["hstack", "vstack", "dstack", "column_stack"])

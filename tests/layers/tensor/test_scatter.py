@@ -18,22 +18,6 @@ def indices(*shape, below=4):
     return torch.randint(0, below, shape, generator=torch.Generator().manual_seed(3))
 
 
-@pytest.mark.parametrize("dim", [1, -2])
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda x, i, d: x.scatter(d, i, 2.0),
-        lambda x, i, d: torch.scatter(x, d, i, value=2.0),
-        lambda x, i, d: torch.scatter_add(x, d, i, x * x),
-        lambda x, i, d: (x * 1).scatter_(d, i, 2.0),
-        lambda x, i, d: (x * 1).scatter_add_(d, i, src=x * x),
-    ],
-)
-def test_it_equals_one_process(comm, call, dim):
-    for grid in grids(comm, "ch"):
-        same_as_one_process(grid, lambda x, i: call(x, i, dim), normal(*SHAPE), indices(*SHAPE))
-
-
 @pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
 @pytest.mark.parametrize("include", [True, False])
 def test_reductions_in_place_keep_what_their_gradients_need(comm, reduce, include):
@@ -119,21 +103,3 @@ def test_a_position_out_of_bounds_raises_on_all_ranks(comm: Any) -> None:
     index, source = dc.scatter(places, grid, "n"), dc.scatter(normal(5, 3), grid)
     target = torch.zeros(5, 3, dtype=torch.float64)
     raises_everywhere(comm, dc.NumericalError, "index 9 is out of bounds", lambda: target.index_add(0, index, source))
-
-
-@pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize("reduce", ["sum", "amax", "mean"])
-def test_scatter_reduce_along_a_dimension(comm: Any, reduce: str) -> None:
-    index = (normal(5, 3, 7, 9, seed=1) * 5).long().abs() % 9
-    for grid in grids(comm, "nch"):
-        x = normal(5, 3, 7, 9).requires_grad_()
-        d = dc.scatter(x.detach(), grid).requires_grad_()
-        y, z = (
-            t.scatter_reduce(3, i, t * 2, reduce, include_self=False)
-            for t, i in ((x, index), (d, dc.scatter(index, grid)))
-        )
-        (y**2).sum().backward()
-        (z**2).sum().backward()
-        torch.testing.assert_close(dc.gather(z), y)
-        assert d.grad is not None
-        torch.testing.assert_close(dc.gather(d.grad), x.grad)
