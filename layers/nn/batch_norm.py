@@ -25,7 +25,7 @@ from distconv.autograd import recomputation
 from distconv.autograd.derivatives import differentiable_gradients
 from distconv.communication.collectives import allreduce_sum, apply, with_grad_allreduce
 from distconv.communication.transport import allreduce
-from distconv.dispatch import implements
+from distconv.dispatch import StridePolicy, implements
 from distconv.distribution import Interval
 from distconv.errors import DtypeError, NoRule, ShapeError, UnsupportedOperation
 from distconv.grid import ProcessGrid
@@ -50,7 +50,11 @@ _DIMENSIONS = {"global": (0, 2, 3, 4), "spatial": (2, 3, 4), "local": ()}
 # -- operators --------------------------------------------------------------------------------------------------------
 
 
-@implements(F.batch_norm, tensors="input running_mean running_var weight bias", passes=2)
+ORDER = StridePolicy.OF_INPUT_ON_CPU
+"""The CPU's kernels return tensors that are contiguous or channels-last, where meta tensors keep any other order."""
+
+
+@implements(F.batch_norm, order=ORDER, tensors="input running_mean running_var weight bias", passes=2)
 def batch_norm(
     input: DistTensor,
     running_mean: torch.Tensor | None = None,
@@ -126,7 +130,7 @@ def batch_norm(
     return DistTensor(apply(_BatchNorm, local, w, b, running, eps, domain), dist, x.shape)
 
 
-@implements(torch.batch_norm, tensors="input weight bias running_mean running_var", passes=2)
+@implements(torch.batch_norm, order=ORDER, tensors="input weight bias running_mean running_var", passes=2)
 def torch_batch_norm(
     input: DistTensor,
     weight: torch.Tensor | None,
