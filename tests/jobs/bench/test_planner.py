@@ -72,6 +72,7 @@ def test_no_number_of_ranks_is_refused_before_planning(comm: Any, capsys: pytest
     assert_refused(capsys, words, "distconv bench planner: --from 8: larger than --to 4. Swap the values.")
 
 
+@pytest.mark.ranks(1)
 def test_the_printed_text_is_as_approved(printing: command.Printing, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = (number * number / 8 for number in count())
     monkeypatch.setattr(planner, "time", SimpleNamespace(perf_counter=lambda: next(clock)))

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import distconv as dc
+from distconv.communication.transport import count_traffic
 from distconv.layers.common import gathered_call
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.layers.compare import check_module_same_as_one_process, close, same_as_one_process, whole
@@ -363,3 +364,18 @@ def test_each_generator_that_a_function_draws_from_is_compared(comm, seeds):
         torch.rand(int(comm.rank == 1), generator=generators[position])  # rank 1 has drawn one more number
         call = functools.partial(noisy, dc.scatter(x, grid), *generators)
         raises_everywhere(comm, dc.MismatchError, "random generator", call)
+
+
+@pytest.mark.ranks(2, 4)
+def test_calls_along_dimensions_gather_these_alone(comm):
+    """On n x h only the rows of a group of samples are gathered, and along a dimension that is not split nothing."""
+    x = normal(4, 3, 6, 5)
+    grid = dc.ProcessGrid(comm, n=comm.size // 2, h=2)
+    split = dc.scatter(x, grid)
+    for dim, parts in ((2, 2), (3, 1), (1, 1)):
+        with count_traffic() as traffic:
+            found = gathered_call.call_along_dims(lambda block, dim=dim: block.flip(dim), split, [dim])
+        assert torch.equal(dc.gather(found), x.flip(dim))
+        # Each rank sends its block to the others of its group.
+        assert sum(traffic.sent.values()) == (parts - 1) * split.local.nbytes
+    grid.free()

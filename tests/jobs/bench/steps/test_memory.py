@@ -126,3 +126,13 @@ def test_an_optimizer_takes_the_steps_that_fill_its_state(
     assert memory.measure(options, grid, split=steps == 1) == Peak(100, 400, 1.0 if steps == 1 else 3.0)
     assert len(taken) == steps and sharded == [grid.world] * (steps == 1)
     assert name != "momentum" or make.keywords == {"momentum": 0.9}
+
+
+@pytest.mark.parametrize("name", memory.OPTIMIZERS)
+def test_optimizers_keep_as_many_tensors_as_stated(name: str) -> None:
+    make, slots = memory.OPTIMIZERS[name]
+    weight = torch.nn.Parameter(torch.ones(3, 2))
+    weight.grad = torch.ones(3, 2)
+    optimizer = make([weight], lr=0.1)
+    optimizer.step()
+    assert sum(value.shape == (3, 2) for value in optimizer.state[weight].values() if value is not None) == slots

@@ -1,0 +1,22 @@
+"""The torch functions that each module registers an operator for, as approved, with the properties of their rules."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import partial
+
+from distconv import dispatch
+from tests.jobs.approved import assert_approved
+
+
+def test_registered_operators() -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for function, rule in dispatch.rules().items():
+        operator = rule.operator
+        while isinstance(operator, partial):
+            operator = operator.func
+        rest = f"{rule.kind.name} {rule.order.name} {rule.tensors!r} {rule.passes}"
+        found[f"{getattr(operator, '__module__', '')}, {rest}"].append(dispatch.name_of(function))
+    assert_approved(
+        "operators", "\n".join(f"{where}: {' '.join(sorted(names))}" for where, names in sorted(found.items()))
+    )
