@@ -45,7 +45,7 @@ def test_trailing_samples_without_sites_count_if_the_batch_size_says_so():
     [
         (ROWS.double(), normal(3, 1), {}, dc.CoordinateError, "not integers"),
         (ROWS / 0.0, normal(3, 1), {}, dc.CoordinateError, "3 of 3 coordinates are not a number"),
-        (ROWS[[0, 1, 0]], normal(3, 1), {}, dc.CoordinateError, r"1 of 2 .* repeat .* first is \[0, 4, 1\]"),
+        (ROWS[[0, 1, 0]], normal(3, 1), {}, dc.CoordinateError, r"1 of 3 .* repeat .* first is \[0, 4, 1\]"),
         (
             ROWS - torch.tensor([1, 0, 0]),
             normal(3, 1),
