@@ -8,7 +8,6 @@ from functools import partial
 from distconv import dispatch
 from tests.jobs.approved import assert_approved
 
-
 FOLDERS = tuple(f"distconv.layers.{folder}." for folder in ("nn", "math", "tensor", "common"))
 
 
