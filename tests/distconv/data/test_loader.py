@@ -298,7 +298,7 @@ def test_a_value_that_the_dtype_cannot_hold_is_named_on_all_ranks(
         (Field("x", "nhw"), {}, r"Field\('x', 'nhw'\): the dataset is \(7, 3, 9, 10\). Give dims a letter for each"),
         (Field("x", "chwn"), {}, "n for the samples first"),
         (Field("none", "nhw"), {}, "dataset 'none' is not open, but 'x', 'y'"),
-        (Field("x", "nchw", shift=[1.0, 2.0]), {}, r"shift is \[1.0, 2.0\] for 3 channels"),
+        (Field("x", "nchw", shift=[1.0, 2.0]), {}, r"shift is \[1\., 2\.\] \(2 numbers\) for 3 channels"),
         (Field("x", "nchw", scale=np.ones(4)), {}, "scale is .* for 3 channels"),
         (Field("x", "nchw", scale=[1.0, 0.0, 1.0]), {}, "none may be 0"),
         (Field("x", "nchw", shift=[1.0, np.nan, 1.0]), {}, "one finite number for each channel"),
