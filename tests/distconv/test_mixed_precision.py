@@ -106,7 +106,8 @@ def test_losses_of_200_steps_follow_those_of_one_process(comm: Any, dtype: torch
             model = dc.parallelize(model, grid)
             given = dc.scatter(x, grid), dc.scatter(labels, grid, dims="nhw")
         optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=20, enabled=dtype is torch.float16)
+        # A constant scale: a growing one overflows, and skips a step, sooner or later by rounding.
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000, enabled=dtype is torch.float16)
         losses[kind] = []
         for _ in range(200):
             optimizer.zero_grad()
@@ -121,8 +122,7 @@ def test_losses_of_200_steps_follow_those_of_one_process(comm: Any, dtype: torch
             losses[kind].append(float(loss.detach()))
     one, ranks, exact = (torch.tensor(losses[kind]) for kind in ("one", "ranks", "exact"))
     assert one[-1] < 0.8 * one[0]
-    # Rounding differs between ranks and one process from the first step on, and small differences grow with the steps.
-    assert (ranks - one).norm() < max((one - exact).norm(), 0.03 * one.norm())
+    assert (ranks - one).norm() < max((one - exact).norm(), 0.01 * one.norm())
     grid.free()
 
 
