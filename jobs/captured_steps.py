@@ -66,14 +66,14 @@ class AutoCapturedStep:
         if self._choice == "on":
             return self._replay(args)
         kind = "eager" if len(self._seconds["eager"]) < _MEASURED else "captured"
-        began = _now()
+        began = now()
         try:
             result = self._function(*args) if kind == "eager" else self._replay(args)
         # capture() raises on all ranks or on none, so all of them decide the same.
         except CaptureError as error:
             self._decide("off", f"eager, since {error}")
             return self._function(*args)
-        self._seconds[kind].append(_now() - began)
+        self._seconds[kind].append(now() - began)
         if len(self._seconds[kind]) == _MEASURED:
             self._compare()
         return result
@@ -106,7 +106,7 @@ class AutoCapturedStep:
             print(f"steps are {why}", flush=True)
 
 
-def _now() -> float:
+def now() -> float:
     """Return the time in seconds after all queued work of the GPU, if there is one."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()

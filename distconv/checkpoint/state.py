@@ -261,9 +261,8 @@ def _check_names(tensors: Tensors, written: set[str], rank: int) -> None:
     missing = [name for name in tensors if name not in written]
     if missing:
         raise MismatchError(
-            f"save_checkpoint: {missing[0]!r} and {len(missing) - 1} more tensors of rank {rank} are "
-            "missing on rank 0, whose copies are written. Pass the same model on all ranks, and an optimizer with the "
-            "same parameters."
+            f"save_checkpoint: rank 0, whose copies are written, lacks {len(missing)} tensors of rank {rank}, the "
+            f"first {missing[0]!r}. Pass the same model on all ranks, and an optimizer with the same parameters."
         )
 
 

@@ -53,7 +53,7 @@ class _Images(Classifier):
 
     def batches_of(self, group: str) -> EpochLoader:
         """Return a loader of ``train`` or ``test`` in order, without augmentation."""
-        more = self.settings.evaluation_options(self.device) | self._format
+        more = self.settings.evaluation_options(self.device) | self.image_format
         return self.samples.loader(group, self.grid, self.settings.batch, **more)
 
     def check_logits(self, logits: torch.Tensor) -> None:
@@ -61,18 +61,13 @@ class _Images(Classifier):
         _check_logits(logits, self.settings, self.samples)
 
     @property
-    def image_dims(self) -> int:  # type: ignore[override]  # a constant in the base class
+    def image_dims(self) -> int:
         """Number of dimensions of a batch of images."""
         return 1 + len(self.samples.extents)
 
-    @property
-    def _format(self) -> dict[str, torch.memory_format]:
-        """Memory format of the images, as an option of their loader."""
-        return {"memory_format": common.memory_format_of(self.settings, self.image_dims)}
-
     def _take_samples(self, samples: ImageSamples) -> None:
         settings, self.samples = self.settings, samples
-        more = settings.loader_options(self.device) | self._format
+        more = settings.loader_options(self.device) | self.image_format
         parts = samples.loader(
             "train", self.grid, settings.part_size, seed=settings.seed, augment=settings.augment, **more
         )

@@ -78,20 +78,15 @@ class SegmentationTraining(training.Trainer):
         """Prepare training; ``loading`` holds the options of the training loader, such as its augmentations."""
         super().__init__(settings, model, grid_or_plan, samples.comm, device)
         self.samples = samples
-        more = {"seed": settings.seed, **loading, **settings.loader_options(device), **self._format}
+        more = {"seed": settings.seed, **loading, **settings.loader_options(device), **self.image_format}
         self.loader = accumulate_batches(
             samples.loader("train", self.grid, settings.part_size, **more), settings.accumulate
         )
 
     @property
-    def image_dims(self) -> int:  # type: ignore[override]  # a constant in the base class
+    def image_dims(self) -> int:
         """Number of dimensions of a batch of images."""
         return 2 + len(self.samples.axes)
-
-    @property
-    def _format(self) -> dict[str, torch.memory_format]:
-        """Memory format of the images, as an option of their loader."""
-        return {"memory_format": common.memory_format_of(self.settings, self.image_dims)}
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the segmentation loss of network outputs.
@@ -129,7 +124,7 @@ class SegmentationTraining(training.Trainer):
     def predictions(self, group: str) -> Iterator[tuple[Batch, DistTensor]]:
         """Yield the batches of a group in order, uncropped and not augmented, with :meth:`predict`. Collective."""
         batch = self.evaluated_at_once or self.settings.batch
-        more = self.settings.evaluation_options(self.device) | self._format
+        more = self.settings.evaluation_options(self.device) | self.image_format
         loader = self.samples.loader(group, self.grid, batch, **more)
         return self.outputs(loader.epoch(0), self.predict)
 

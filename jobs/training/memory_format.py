@@ -10,20 +10,19 @@ import argparse
 import contextlib
 import itertools
 import statistics
-import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-import torch
 from mpi4py import MPI
 
 from distconv.checkpoint.manifest import newest_first, read
 from distconv.checkpoint.values import from_json
 from distconv.communication.agreement import try_on_rank_0
 from distconv.errors import CheckpointError
+from distconv.jobs.captured_steps import now
 
 from .run import CHECKPOINTS
 from .settings import TrainingSettings
@@ -79,16 +78,19 @@ def make_in_memory_format(
     if choice != "auto" or not measurable:
         return training
     contiguous = _seconds_per_step(training)
-    # Its gradients and optimizer state would otherwise be there beside those of the next one.
-    del training
-    channels_last = _seconds_per_step(make(replace(settings, memory_format=FORMATS[1])))
-    chosen = FORMATS[contiguous > channels_last]
-    if comm.rank == 0:
-        print(
-            f"memory format {chosen}: a step takes {1e3 * contiguous:.1f} ms with contiguous tensors and "
-            f"{1e3 * channels_last:.1f} ms with channels_last ones",
-            flush=True,
+    try:
+        channels_last = _seconds_per_step(make(replace(settings, memory_format=FORMATS[1])))
+    # A model may call view() on a result of a convolution. All ranks raise the same error.
+    except RuntimeError as error:
+        chosen, reason = FORMATS[0], f"with channels_last tensors the model raises {type(error).__name__}: {error}"
+    else:
+        chosen = FORMATS[contiguous > channels_last]
+        reason = (
+            f"a step takes {1e3 * contiguous:.1f} ms with contiguous tensors and {1e3 * channels_last:.1f} ms with "
+            "channels_last ones"
         )
+    if comm.rank == 0:
+        print(f"memory format {chosen}: {reason}", flush=True)
     # Made again, since the steps have changed the weights, and drawn random numbers.
     return make(replace(settings, memory_format=chosen))
 
@@ -97,8 +99,9 @@ def _format_of_checkpoint(out: Path) -> str:
     """Return the memory format of the newest readable checkpoint, or contiguous if it has none."""
     for folder in newest_first(out / CHECKPOINTS, MPI.COMM_SELF):
         with contextlib.suppress(CheckpointError):  # A damaged checkpoint is reported when it is loaded.
-            settings = from_json(read(folder)["values"]).get("settings", {})
-            return str(settings.get("memory_format", FORMATS[0]))
+            settings = from_json(read(folder)["values"]).get("settings")
+            found = settings.get("memory_format") if isinstance(settings, dict) else None
+            return FORMATS[1] if found == FORMATS[1] else FORMATS[0]
     return FORMATS[0]
 
 
@@ -108,14 +111,10 @@ def _seconds_per_step(training: Training) -> float:
     # Both are closed also if a step raises: the loader reads ahead in threads of its own.
     with closing(training), closing(training.batches()) as batches:  # type: ignore[type-var]  # a generator
         for batch in itertools.islice(batches, _MEASURED):
-            began = _now()
+            began = now()
             training.step(*batch.tensors)
-            seconds.append(_now() - began)
+            seconds.append(now() - began)
+    # Freed here: the next training has tensors of the same sizes, and Python frees this one later.
+    training.optimizer.zero_grad()
+    training.optimizer.state.clear()
     return float(training.comm.allreduce(statistics.median(seconds[_WARM_UP:]), MPI.MAX))
-
-
-def _now() -> float:
-    """Return the time in seconds after all queued work of the GPU, if there is one."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    return time.perf_counter()

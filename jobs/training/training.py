@@ -67,9 +67,6 @@ class Training(Recoverable):
     steps_in_flight = 0
     """Number of steps that a rank may be ahead of another (0 on a grid, the number of stages in a pipeline)."""
 
-    image_dims = 0
-    """Number of dimensions of a batch of images (4) or volumes (5); 0 if the samples are others."""
-
     def __init__(
         self, settings: TrainingSettings, model: torch.nn.Module, grid: ProcessGrid, comm: MPI.Intracomm, device: str
     ) -> None:
@@ -187,6 +184,16 @@ class Training(Recoverable):
     @abstractmethod
     def distribution(self) -> str:
         """Distribution of the work over ranks, in words."""
+
+    @property
+    def image_dims(self) -> int:
+        """Number of dimensions of a batch of images (4) or volumes (5); 0 for other samples."""
+        return 0
+
+    @property
+    def image_format(self) -> dict[str, torch.memory_format]:
+        """Memory format of the images, as an option of their loader."""
+        return {"memory_format": memory_format_of(self.settings, self.image_dims)}
 
     @property
     def rate(self) -> float:

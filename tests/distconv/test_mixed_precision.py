@@ -70,7 +70,6 @@ def test_a_step_differs_from_one_process_by_rounding_alone(comm: Any, dtype: tor
         # Sums of channels and gradients of weights are rounded on each rank, so the distance is of the order of that
         # between one process and float32.
         assert distance(found, expected) < 1.5 * distance(expected, exact) < 0.15, grid.describe()
-        assert {name: t.dtype for name, t in found.items()} == {name: t.dtype for name, t in expected.items()}
         grid.free()
 
 

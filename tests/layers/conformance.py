@@ -1,6 +1,6 @@
 """torch's own samples of the operators of a folder of layers, and the conformance table, on two or more ranks.
 
-The tests of each folder run those of its operators, so that a change of one module is noticed by the tests beside it.
+The tests of each folder run the samples of its operators, so that a mistake in a module fails a test of its own folder.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def describe(figure: Any) -> Iterator[str]:
 
 
 def approve_figures(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[Any]:
-    """Let ``module`` write no figures; each is compared with the text ``figures/NAME-NUMBER`` instead and returned."""
+    """Compare each figure of ``module`` with the approved text ``figures/NAME-NUMBER``, write none, and return them."""
     figures: list[Any] = []
 
     def write_picture(path: Any, figure: Any, dpi: int) -> None:

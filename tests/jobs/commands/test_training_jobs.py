@@ -1,4 +1,4 @@
-"""What each training command defines about its job: approved as a whole, and the trainers accept their options."""
+"""Declarations of the jobs of training commands, as approved; trainers accept the options that are passed to them."""
 
 from __future__ import annotations
 

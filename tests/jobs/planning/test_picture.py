@@ -65,7 +65,7 @@ def test_times_are_in_milliseconds_beside_ideal_ones_and_hollow_where_they_do_no
 
 
 def test_figures_of_a_plan_and_of_measured_steps_are_as_approved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a small plan whose layers have different distributions, with and without a halo."""
+    """The plan is small. Its layers have different distributions, with and without a halo."""
     network = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 40))
     graph = trace(network, (2, 3, 8, 8))
     strategy = select(graph, machine(), 4)

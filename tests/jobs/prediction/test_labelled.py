@@ -56,7 +56,7 @@ def written(out: Path) -> torch.Tensor:
 
 
 def test_images_are_predicted_with_the_averaged_weights_and_the_scaling_of_the_training(tmp_path: Path) -> None:
-    """Of a run whose moments are those of twelve images alone."""
+    """The moments of the run are those of twelve images only."""
     (tmp_path / "data").mkdir()
     image_files.write_mnist(tmp_path / "data")
     samples = ImageSamples(tmp_path / "data", MPI.COMM_SELF, limit=12)

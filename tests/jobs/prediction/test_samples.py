@@ -99,7 +99,7 @@ def test_probabilities_are_of_classes_or_of_the_one_class(comm: Any) -> None:
 def test_predictions_are_written_with_what_must_not_change(
     comm: Any, tmp_path: Path, window: dict[str, int] | None, raw: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a network that doubles: windows blend to the same, and rows that are there are not predicted again."""
+    """The network doubles its input, so windows blend to the same values. Rows in the file are not predicted again."""
     inputs = open_inputs(options(written(comm, tmp_path / "a.h5", "image")), of_task(), comm)
     more = {"out": tmp_path / "new" / "out", "format": "h5", "batch": 3, "raw": raw, "window": window}
     more |= {"overlap": 0.25, "device": "cpu", "model": "mine", "normalise_as": Path("b.h5")}

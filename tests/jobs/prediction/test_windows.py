@@ -105,7 +105,7 @@ def test_part_of_the_weights_is_that_part(comm: Any) -> None:
 
 @pytest.mark.ranks(1)
 def test_weights_and_windows_by_hand(comm: Any) -> None:
-    """Of four and two places: half a place from the middle is one standard deviation of the first, two of the other."""
+    """Windows of four and two rows: half a row from the middle is one standard deviation of one, two of the other."""
     four = torch.tensor([-4.5, -0.5, -0.5, -4.5]).exp()[:, None] * torch.tensor([-2.0, -2.0]).exp()
     found = blending_weights((4, 2), [dc.Interval(0, 4), dc.Interval(0, 2)], torch.float32)
     torch.testing.assert_close(found, four.clamp(min=max(float(four.min()), 1e-3)))

@@ -81,7 +81,7 @@ def test_bits_follow_from_group_and_index():
 
 
 def test_the_nearest_class_of_a_share_of_bits_is_counted(monkeypatch):
-    """Of 0, the smallest class; of 0.56, class 5, not 6; of 1, the largest."""
+    """The fraction 0 gives the smallest class, 0.56 class 5 (not 6), and 1 the largest."""
     shares = (0.0, 0.56, 0.64, 1.0)
     monkeypatch.setattr(Bitstreams, "__getitem__", lambda streams, index: np.full((4, 1), shares[index], np.float32))
     streams = Bitstreams(4, 4)

@@ -89,7 +89,7 @@ def test_the_faster_format_of_the_slowest_rank_is_taken(
         slow = comm.rank == comm.size - 1 and made[-1] != faster
         return next(times) * (3.0 if slow else 1.0)
 
-    monkeypatch.setattr(memory_format_module, "_now", now)
+    monkeypatch.setattr(memory_format_module, "now", now)
     monkeypatch.setattr(memory_format_module, "_WORTHWHILE", SETTINGS.steps)
     trainer = make_in_memory_format(options(tmp_path, "auto"), SETTINGS, make, comm)
     assert made == ["contiguous", "channels_last", faster]
@@ -104,6 +104,30 @@ def test_the_faster_format_of_the_slowest_rank_is_taken(
     found = [trainer.step(*batch.tensors) for batch in trainer.batches()]
     plain = trainer_of(samples, trainer.settings)
     assert found == [plain.step(*batch.tensors) for batch in plain.batches()]
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_model_that_needs_contiguous_tensors_gets_them(
+    comm: Any,
+    samples: ImageSamples,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(memory_format_module, "_WORTHWHILE", SETTINGS.steps)
+
+    def view_images(module: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        given[0].view(given[0].shape[0], -1)
+
+    def make(settings: ImageSettings) -> ImageTrainer:
+        trainer = trainer_of(samples, settings)
+        trainer.model.register_forward_pre_hook(view_images)
+        return trainer
+
+    trainer = make_in_memory_format(options(tmp_path, "auto"), SETTINGS, make, comm)
+    assert trainer.settings.memory_format == "contiguous"
+    told = "memory format contiguous: with channels_last tensors the model raises "
+    assert capsys.readouterr().out.startswith(told) == (comm.rank == 0)
 
 
 @pytest.mark.ranks(1)

@@ -132,7 +132,7 @@ def test_gradients_are_clipped_and_weights_averaged() -> None:
 
 
 def test_parts_of_a_batch_count_by_their_samples() -> None:
-    """Of two and one samples: the losses are 4 and 16, the gradients -4 and -8."""
+    """The parts have two samples and one, the losses 4 and 16, and the gradients -4 and -8."""
     trainer = line(accumulate=2, batch=4, momentum=0.0, warm_up=0.0)
     parts = [torch.ones(2, 1).double(), torch.ones(1, 1).double()]
     assert trainer.step(parts, [3 * parts[0], 5 * parts[1]]) == pytest.approx(4 * 2 / 3 + 16 / 3)  # type: ignore[arg-type]

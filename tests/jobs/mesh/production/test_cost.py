@@ -25,7 +25,7 @@ def test_the_cost_of_a_step_is_reported() -> None:
 
 
 def test_a_cost_is_projected_from_a_small_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a solver that is not run: 3 steps in 6 s, and 40 steps of the reference."""
+    """The solver is replaced: it takes 3 steps in 6 s, and the reference has 40 steps."""
     seen: list[Any] = []
     clock = iter((1.0, 7.0))
     state = SimpleNamespace(x=1, y=2)

@@ -436,7 +436,7 @@ def test_a_plan_for_kinds_of_devices_trains_alike_whichever_ranks_have_them(
 
 
 class Recorded(SimpleNamespace):
-    """In place of a pipeline: keeps its arguments and counts calls."""
+    """Double of a pipeline that keeps its arguments and counts calls."""
 
     def __init__(self, *given: Any, optimizer: Any, **named: Any) -> None:
         super().__init__(given=given, named=named, calls=[], losses=[], replica=0, minibatches=0)
