@@ -1,4 +1,4 @@
-"""Command lines of ``distconv``: all options of a command as text, their documented defaults, and pairs of options."""
+"""Command lines of ``distconv``: options as text, documented defaults, pairs of options, and calls as text."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from allpairspy import AllPairs
 from mpi4py import MPI
 
 from distconv import cli
+from distconv.perfmodel import Machine
+from distconv.perfmodel.graph.graph import LayerGraph
 from tests.jobs.approved import assert_approved
 
 TESTS = Path(__file__).parents[1]
@@ -118,6 +120,29 @@ def assert_documented_defaults(command: str) -> None:
             assert [float(word) for word in words] == [float(value) for value in values], action.dest
         elif len(words) == 1 and isinstance(action.default, (str, Path)):
             assert words == [str(action.default)], action.dest
+
+
+def shown(value: Any) -> str:
+    """Return an argument as text: of a graph, a machine or options what identifies it, and no address."""
+    if isinstance(value, LayerGraph):
+        first, last = value.operations[0], value.operations[-1]
+        return f"graph {tuple(first.x.shape)}, {tuple(first.y.shape)}, ..., {tuple(last.y.shape)}"
+    if isinstance(value, (Machine, argparse.Namespace)):
+        return getattr(value, "name", "options")
+    return "function" if callable(value) else re.sub(" at 0x[0-9a-f]+", "", repr(value))
+
+
+def noting(lines: list[str], name: str, result: Any = None) -> Callable[..., Any]:
+    """Return a function that adds a line with its arguments, and returns ``result``, or raises it if it is an error."""
+
+    def call(*given: Any, **named: Any) -> Any:
+        arguments = [*map(shown, given), *(f"{key}={shown(value)}" for key, value in named.items())]
+        lines.append(f"    {name}: {', '.join(arguments)}")
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    return call
 
 
 @dataclass(frozen=True)

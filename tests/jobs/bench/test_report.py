@@ -1,10 +1,11 @@
-"""Printed tables and written JSON of benchmarks."""
+"""Printed tables and written JSON of benchmarks, and benchmarks on two ranks."""
 
 from __future__ import annotations
 
 import importlib
 import io
 import json
+import math
 import os
 import platform
 from pathlib import Path
@@ -15,8 +16,12 @@ import torch
 
 from distconv import cli
 from distconv.jobs.bench import report
+from distconv.jobs.bench.child_processes import Peak
+from distconv.jobs.bench.layers import pointcloud
 from distconv.jobs.bench.report import TimeComparison, comparison_head, comparison_row
-from tests.jobs.command_lines import assert_refused
+from distconv.jobs.bench.steps import memory
+from tests.jobs.command_lines import assert_refused, commands_in, option_tests
+from tests.jobs.planning import planned_files
 
 
 def test_figures_are_a_line_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,6 +44,53 @@ def test_every_benchmark_takes_a_file_and_refuses_one_it_cannot_write(
     assert_refused(capsys, [*command, "--json", "/gone/x.json"], said)
     source = Path(importlib.import_module(cli.COMMANDS[command].module).__file__ or "").read_text()
     assert "options.json)" in source
+
+
+TINY = "--machine ./tiny.yaml"
+ON_RANKS = [
+    "pipeline --width 2 --batch 4 --microbatches 2 --rounds 1 --steps 1 --model resnet20 --ppv 7",
+    "allreduce --width 2 --repeats 2",
+    "redistribute --size 6 9 --repeats 2",
+    f"layer --layer res3b_branch2a --grid h=2 {TINY}",
+    "pointcloud --model vgg16_bn --width 2 --batch 2 --rounds 1 --resolution 32 --keep 0.5",
+    "gpu --device cpu --model lenet5 --input 1,28,28 --batch 2 --channels 3 --rounds 2",
+    "memory --model lenet5 --input 1,28,28 --batch 2 --optimizer adam --shard-optimizer",
+    "safeguards --model mesh1k --width 2 --size 128 --batch 1 --repeats 1 --directory .",
+    f"scaling --model lenet5 --input 1,28,28 --batch 4 {TINY} --rounds 1 --predict-to 4",
+]
+
+
+def numbers_in(value: Any) -> list[float]:
+    """All numbers of JSON, at any depth."""
+    if isinstance(value, (dict, list)):
+        return [
+            number for each in (value.values() if isinstance(value, dict) else value) for number in numbers_in(each)
+        ]
+    return [value] if isinstance(value, (int, float)) else []
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("words", ON_RANKS, ids=lambda words: words.split()[0])
+def test_rank_0_prints_what_both_ranks_measure_and_no_file_is_left(
+    comm: Any, words: str, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if comm.rank == 0:
+        (shared_tmp_path / "tiny.yaml").write_text(planned_files.MACHINE)
+    comm.Barrier()
+    monkeypatch.chdir(shared_tmp_path)
+    for module in (memory, pointcloud):
+        monkeypatch.setattr(module, "run_in_new_process", lambda words: Peak(1, 3 << 20, 0.5))
+    assert cli.main(["bench", *words.split()]) == 0
+    comm.Barrier()
+    assert not torch.distributed.is_initialized()
+    lines = capsys.readouterr().out.splitlines()
+    assert bool(lines) == (comm.rank == 0)
+    assert [path.name for path in shared_tmp_path.iterdir()] == ["tiny.yaml"]
+    if lines:
+        figures = json.loads(next(line for line in lines if line.startswith("{")))
+        del figures["command"], figures["machine"]
+        found = numbers_in(figures)
+        assert len(found) >= 2 and all(0 <= number < math.inf for number in found)
 
 
 def test_a_line_has_a_value_under_each_head() -> None:
@@ -87,3 +139,6 @@ def test_the_machine_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> 
     for opened in (missing, lambda path: io.StringIO("vendor: a\n")):
         monkeypatch.setattr(report, "open", opened, raising=False)
         assert report.machine()["cpu"] == (platform.processor() or platform.machine())
+
+
+test_options_are_approved, test_documented_defaults_hold = option_tests(*commands_in(__file__))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,21 +17,13 @@ from distconv.jobs.commands import explore
 from distconv.jobs.training.model_factory import build_model
 from distconv.perfmodel import Layer, Machine, Profile, predicted_profile, trace
 from distconv.perfmodel.exploration.candidate_stages import Overheads
-from distconv.pipeline import Pipeline, PipelinePlan, SerialPipeline, SplitError, split
-from distconv.pipeline.reference.serial import IN_FLIGHT
-from distconv.placement import gather
+from distconv.pipeline import Pipeline, PipelinePlan, SplitError, split
 from tests.jobs.command_lines import assert_refused, parsed
 from tests.jobs.training.pipelines.pipelined import BY_SHAPES
 from tests.pipeline.training import train_plainly
 
 BATCH = 4
-SHAPES = {
-    "lenet5": (1, 28, 28),
-    "resnet20": (3, 8, 8),
-    "vgg16_bn": (3, 32, 32),
-    "unet": (3, 16, 16),
-    BY_SHAPES: (3, 8, 8),
-}
+SHAPES = {"lenet5": (1, 28, 28), "resnet20": (3, 8, 8), "unet": (3, 16, 16), BY_SHAPES: (3, 8, 8)}
 CLASSES = 3
 
 
@@ -64,46 +55,23 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def assert_trains_as_one_process(comm: Any, plan: PipelinePlan | Path, name: str, *, kind: str | None = None) -> None:
-    """As the serial pipeline, and where nothing is stale or dropped as a plain loop does too."""
+    """With the losses of a plain loop over the same micro-batches; nothing in flight is stale or dropped."""
     found = plan if isinstance(plan, PipelinePlan) else PipelinePlan.load(plan, comm)
-    torch.manual_seed(0)
     data, example = mini_batches(name, 5), torch.empty(2, *SHAPES[name], dtype=torch.float64)
-    alone = split(reference_network(name), list(found.cuts), example)
-    serial = SerialPipeline(alone, F.cross_entropy, sgd, found.schedule, found.microbatches)
-    for batch in data:
-        serial.step(*batch)
-    serial.drain()
-    torch.manual_seed(0)
     stages = split(reference_network(name), list(found.cuts), example)
     pipe = Pipeline.from_plan(plan, stages, comm, F.cross_entropy, sgd, kind=kind)
     for batch in data:
         pipe.step(*batch)
     pipe.drain()
-    pipe.synchronize()
-    losses = [loss for _, loss in pipe.losses]
-    assert losses == pytest.approx([loss for _, loss in serial.losses], rel=1e-10)
-    if name != "vgg16_bn" and found.schedule not in IN_FLIGHT:
-        plain = train_plainly([reference_network(name)], data, found.microbatches, F.cross_entropy, sgd)
-        assert losses == pytest.approx(plain, rel=1e-10)
-    for stage, expected in zip(stages, alone, strict=True):
-        for (key, value), mine in zip(expected.state_dict().items(), stage.state_dict().values(), strict=True):
-            torch.testing.assert_close(gather(mine), value, rtol=1e-10, atol=1e-12, msg=lambda m, k=key: f"{k}: {m}")
+    expected = train_plainly([reference_network(name)], data, found.microbatches, F.cross_entropy, sgd)
+    assert [loss for _, loss in pipe.losses] == pytest.approx(expected, rel=1e-10)
     pipe.close()
 
 
 @pytest.mark.long
-@pytest.mark.ranks(at_least=2, at_most=4)
+@pytest.mark.ranks(2, 4)
 @pytest.mark.time_limit(300)
-@pytest.mark.parametrize(
-    ("name", "schedules"),
-    [
-        ("resnet20", "dp,gpipe,1f1b-sno,1f1b-so"),
-        ("vgg16_bn", "pipedream"),
-        ("unet", "dp"),
-        ("unet", "1f1b-sno"),
-        (BY_SHAPES, "1f1b-sno"),
-    ],
-)
+@pytest.mark.parametrize(("name", "schedules"), [("unet", "dp,gpipe,1f1b-so"), (BY_SHAPES, "1f1b-sno")])
 def test_what_is_chosen_trains_as_one_process_does(comm: Any, shared_tmp_path: Path, name: str, schedules: str) -> None:
     path = shared_tmp_path / "pipeline.json"
     assert cli.main(explore_arguments(path, name, comm.size, "--schedules", schedules)) == 0
@@ -112,63 +80,6 @@ def test_what_is_chosen_trains_as_one_process_does(comm: Any, shared_tmp_path: P
     assert found.ranks == comm.size and found.model == name and found.batch == BATCH
     assert "dp" in schedules or found.cuts
     assert_trains_as_one_process(comm, path, name)
-
-
-FORCED = {
-    4: [
-        (
-            "resnet20",
-            ["layer2.0.conv1"],
-            [{"ranks": 2, "layers": {"*": {"h": 2}, "conv1": {"n": 2}}}, {"n": 2}],
-            "gpipe",
-        ),
-        (
-            "vgg16_bn",
-            ["features.7", "features.14"],
-            [None, {"ranks": 2, "layers": {"features.7": {"c": 2}, "features.10": {"n": 2}}}, None],
-            "pipedream",
-        ),
-        ("unet", ["up.0.0"], [{"h": 2}, {"ranks": 2, "layers": {"*": {"w": 2}, "up.1.*": {"c": 2}}}], "1f1b-so"),
-    ],
-    6: [
-        (
-            "resnet20",
-            ["layer2.0.conv1"],
-            [
-                {"ranks": 4, "layers": {"*": {"h": 2, "w": 2}, "conv1": {"n": 2, "h": 2}}},
-                {"ranks": 2, "layers": {"layer2.*": {"n": 2}, "layer3.*": {"c": 2}, "fc": {"n": 2}}},
-            ],
-            "stale",
-        ),
-        ("unet", ["up.0.0"], [{"ranks": 4, "layers": {"*": {"n": 4}, "down.1.0": {"h": 2}}}, {"c": 2}], "1f1b-sno"),
-    ],
-}
-
-
-@pytest.mark.long
-@pytest.mark.ranks(4, 6)
-@pytest.mark.time_limit(300)
-def test_stages_whose_layers_have_different_grids_train_as_one_process_does(comm: Any, shared_tmp_path: Path) -> None:
-    for number, (name, cuts, plans, schedule) in enumerate(FORCED[comm.size]):
-        content = {
-            "format": "distconv-pipeline-plan",
-            "version": 1,
-            "model": name,
-            "batch": BATCH,
-            "ranks": comm.size,
-            "stages": len(plans),
-            "cuts": cuts,
-            "replicas": [1] * len(plans),
-            "plans": plans,
-            "schedule": schedule,
-            "microbatches": 1 if schedule in IN_FLIGHT else 2,
-            "weights": None,
-        }
-        path = shared_tmp_path / f"forced-{number}.json"
-        if comm.rank == 0:
-            path.write_text(json.dumps(content))
-        comm.Barrier()
-        assert_trains_as_one_process(comm, path, name)
 
 
 def test_of_turns_the_fastest_profiles_and_the_medians_of_overheads_count() -> None:
@@ -260,22 +171,18 @@ def kinds_profiles(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.long
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3)
 @pytest.mark.time_limit(120)
-@pytest.mark.parametrize("order", [1, -1])
-def test_stages_over_kinds_of_devices_train_as_one_process_does(comm: Any, shared_tmp_path: Path, order: int) -> None:
-    """Whichever ranks have which kind: bit for bit what the serial pipeline of the same stages gives."""
-    there = ["old"] + ["new"] * (comm.size - 1)
-    kinds, path = f"old:1,new:{comm.size - 1}", shared_tmp_path / "mixed.json"
+def test_stages_over_kinds_of_devices_train_as_one_process_does(comm: Any, shared_tmp_path: Path) -> None:
+    """The kinds of the ranks are in another order than those of the plan."""
+    there, kinds, path = ["old", "new", "new"], "old:1,new:2", shared_tmp_path / "mixed.json"
     profiles = kinds_profiles(shared_tmp_path / "layers", "resnet20") if comm.rank == 0 else shared_tmp_path / "layers"
     more = ["--profiles", str(profiles), "--method", "sparsepipe"]
     assert cli.main(over_kinds(path, "resnet20", kinds, *more)) == 0
     comm.Barrier()
     plan = PipelinePlan.load(path, comm)
     assert sorted(plan.kinds) == sorted(there) and plan.schedule == "pipedream"
-    forced = replace(
-        plan, cuts=("layer2.0.conv1",), replicas=(1, comm.size - 1), plans=(None, None), kinds=tuple(there)
-    )
-    if comm.size == 3:  # replicas learn from mini-batches of their own in PipeDream's schedule
-        forced = replace(forced, schedule="1f1b-so", microbatches=2)
-    assert_trains_as_one_process(comm, forced, "resnet20", kind=there[::order][comm.rank])
+    forced = replace(plan, cuts=("layer2.0.conv1",), replicas=(1, 2), plans=(None, None), kinds=tuple(there))
+    # Replicas learn from mini-batches of their own in PipeDream's schedule.
+    forced = replace(forced, schedule="1f1b-so", microbatches=2)
+    assert_trains_as_one_process(comm, forced, "resnet20", kind=there[::-1][comm.rank])

@@ -1,24 +1,27 @@
-"""``distconv predict``: on any grid that of one process, whatever is predicted; killed jobs go on; what is refused."""
+"""``distconv predict``: volumes on a grid as in one process; stopped jobs; options; labelled samples; bad input."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 import torch
+from mpi4py import MPI
 
 import distconv as dc
 from distconv import cli, writing
 from distconv.data import open_source
-from tests.jobs.command_lines import assert_refused
-from tests.jobs.mesh.mesh_files import written
+from distconv.errors import GridError
+from distconv.jobs.commands import predict
+from distconv.jobs.prediction.network import TrainedNetwork
+from tests.jobs.approved import assert_approved
+from tests.jobs.command_lines import assert_refused, noting, parsed
 from tests.jobs.prediction import nets
-
-pytestmark = pytest.mark.ranks(1, 4)
 
 X = np.random.default_rng(6).standard_normal((3, 2, 10, 12, 9))
 LABEL = np.random.default_rng(7).integers(0, 3, (3, 10, 12, 9))
@@ -52,16 +55,16 @@ def values_of(path: Path, comm: Any) -> Any:
 
 
 @pytest.mark.long
+@pytest.mark.ranks(4)
 def test_volumes_on_a_grid_are_those_of_one_process_with_scores_and_a_picture(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("zarr")
-    form = {1: "h5", 4: "zarr"}[comm.size]
     net = volumes(comm, shared_tmp_path)
-    assert cli.main(command(comm, shared_tmp_path, "out", "--format", form, "--batch", "2")) == 0
+    assert cli.main(command(comm, shared_tmp_path, "out", "--format", "zarr", "--batch", "2")) == 0
     with torch.no_grad():
         expected = torch.softmax(net(torch.from_numpy(X)), 1).numpy()
-    assert np.abs(values_of(shared_tmp_path / "out" / f"prediction.{form}", comm) - expected).max() < 1e-12
+    assert np.abs(values_of(shared_tmp_path / "out" / "prediction.zarr", comm) - expected).max() < 1e-12
     called, label = expected.argmax(1), LABEL
     summary = json.loads((shared_tmp_path / "out" / "summary.json").read_text())
     assert summary["accuracy"] == pytest.approx((called == label).mean(), abs=1e-15)
@@ -72,25 +75,11 @@ def test_volumes_on_a_grid_are_those_of_one_process_with_scores_and_a_picture(
         assert "accuracy" in capsys.readouterr().out
 
 
-def test_windows_are_those_of_monai_and_raw_is_what_the_network_gives(comm: Any, shared_tmp_path: Path) -> None:
-    inferers = pytest.importorskip("monai.inferers", reason="needs the package monai")
-    net = volumes(comm, shared_tmp_path)
-    more = ["--window", "d=8,h=5,w=9", "--overlap", "0.5", "--batch", "4", "--raw", "--format", "h5"]
-    assert cli.main(command(comm, shared_tmp_path, "out", *more)) == 0
-    with torch.no_grad():
-        expected = inferers.sliding_window_inference(
-            torch.from_numpy(X), (8, 5, 9), 1, net, overlap=0.5, mode="gaussian"
-        ).numpy()
-    assert np.abs(values_of(shared_tmp_path / "out" / "prediction.h5", comm) - expected).max() < 1e-6
-
-
 @pytest.mark.long
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("window", [[], ["--window", "d=8,h=8", "--overlap", "0.5", "--batch", "3"]])
-def test_a_job_that_was_stopped_goes_on(
-    comm: Any, shared_tmp_path: Path, window: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_was_stopped_goes_on(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("zarr")
+    window = ["--window", "d=8,h=8", "--overlap", "0.5", "--batch", "3"]
     volumes(comm, shared_tmp_path)
     assert cli.main(command(comm, shared_tmp_path, "whole", *window)) == 0
     write, begins = writing.Output.write, []
@@ -128,36 +117,89 @@ def test_what_does_not_fit_is_one_line(comm: Any, tmp_path: Path, capsys: pytest
 
 @pytest.mark.long
 @pytest.mark.ranks(2)
-def test_a_run_on_meshes_scales_others_as_its_own(comm: Any, shared_tmp_path: Path) -> None:
-    mesh, run = written(shared_tmp_path / "mesh.h5", comm), shared_tmp_path / "run"
-    train = ["--width", "2", "--steps", "2", "--dtype", "float64", "--grid", f"h={comm.size}"]
-    assert cli.main(["train", "mesh", "--data", str(mesh), "--out", str(run), *train]) == 0
-    if comm.rank == 0:  # held-out samples alone, of other moments, without labels
-        with h5py.File(mesh) as file, h5py.File(shared_tmp_path / "new.h5", "w") as new:
-            new.create_dataset("input", data=file["heldout/input"][:1], chunks=(1, 18, 16, 32))
-    comm.Barrier()
-    for data in ("mesh.h5", "new.h5"):
-        out = str(shared_tmp_path / f"out-{data}")
-        more = ["--out", out, "--format", "h5", "--grid", f"h={comm.size}"]
-        assert cli.main(["predict", str(run), "--data", str(shared_tmp_path / data), *more]) == 0
-    both, alone = (values_of(shared_tmp_path / f"out-{data}" / "prediction.h5", comm) for data in ("mesh.h5", "new.h5"))
-    assert both.shape == (3, 1, 32, 32) and np.abs(both[:1] - alone).max() < 1e-14
-    assert "dice" in json.loads((shared_tmp_path / "out-mesh.h5" / "summary.json").read_text())
-    assert "dice" not in json.loads((shared_tmp_path / "out-new.h5" / "summary.json").read_text())
-
-
-@pytest.mark.long
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("task", ["classify", "sequence"])
-def test_a_classifiers_accuracy_is_that_of_its_training(comm: Any, shared_tmp_path: Path, task: str) -> None:
-    run, out, axis = shared_tmp_path / "run", shared_tmp_path / "out", {"classify": "h", "sequence": "w"}[task]
-    data = {"classify": "digits", "sequence": "embedded"}[task]
-    more = ["--data", "digits", "--max-train-samples", "64"] if task == "classify" else ["--length", "12"]
-    grid = ["--grid", f"{axis}={comm.size}"]
-    assert cli.main(["train", task, "--out", str(run), "--steps", "1", *more, *grid]) == 0
-    assert cli.main(["predict", str(run), "--data", data, "--out", str(out), "--format", "h5", *grid]) == 0
+def test_a_classifiers_accuracy_is_that_of_its_training(comm: Any, shared_tmp_path: Path) -> None:
+    run, out, grid = shared_tmp_path / "run", shared_tmp_path / "out", ["--grid", f"w={comm.size}"]
+    assert cli.main(["train", "sequence", "--out", str(run), "--steps", "1", "--length", "12", *grid]) == 0
+    assert cli.main(["predict", str(run), "--data", "embedded", "--out", str(out), "--format", "h5", *grid]) == 0
     trained, predicted = (json.loads((path / "summary.json").read_text()) for path in (run, out))
     assert predicted["accuracy"] == trained["test_accuracy"]
     assert predicted["loss"] == pytest.approx(trained["test_loss"], rel=1e-5)
     values = values_of(out / "prediction.h5", comm)
     assert np.abs(values.sum(1) - 1).max() < 1e-5 and values.shape[1] == 10
+
+
+class Inputs(SimpleNamespace):
+    """Samples of a shape."""
+
+    def close(self) -> None:
+        pass
+
+
+class Grid(SimpleNamespace):
+    """A grid without ranks."""
+
+    def describe(self) -> str:
+        return "a grid"
+
+
+def test_calls_of_a_prediction_are_as_approved(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    runs = [((5, 2, 90), "float64", ""), ((5, 2, 9, 8), "float32", ""), ((5, 2, 7, 9, 8), None, "")]
+    more = ["--grid n=2,w=3", "--dtype float32", "--dtype float64", "--raw", "--device cpu"]
+    for shape, dtype, words in runs + [((5, 2, 9, 8), "float64", words) for words in more]:
+        lines.append(f"samples {shape}, trained in {dtype}: predict {words}")
+        of = TrainedNetwork(Path("run"), "mesh", {} if dtype is None else {"dtype": dtype}, {"ignore": 7}, "digest")
+        results = {
+            "select_device": "a device",
+            "find_network": of,
+            "open_inputs": Inputs(shape=shape),
+            "loader_field": "a field",
+            "ProcessGrid": Grid(),
+            "build_network": "a network",
+            "distribute_network": "a network on a grid",
+            "PredictionRun": SimpleNamespace(write=lambda: Path("prediction.zarr")),
+            "score": SimpleNamespace(results={"dice": 1}),
+            "try_on_all_ranks": "picture: x",
+            "_write_summary": None,
+        }
+        for name, result in results.items():
+            monkeypatch.setattr(predict, name, noting(lines, name, result))
+        monkeypatch.setattr(predict.labelled, "is_labelled", noting(lines, "is_labelled", False))
+        monkeypatch.setattr(predict, "MPI", SimpleNamespace(COMM_WORLD=SimpleNamespace(size=6, rank=0)))
+        assert predict.run(parsed("predict", "run", "--data", "x.h5", "--out", "out", *words.split())) == 0
+    assert_approved("prediction-calls", "\n".join(lines))
+
+
+def test_a_grid_has_no_axis_that_the_samples_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predict, "ProcessGrid", lambda comm, **extents: extents)
+    for dimensions, lacking in ((3, "dh"), (4, "d"), (5, "")):
+        for axis in "ndhw":
+            options: Any = SimpleNamespace(grid={"d": 1, axis: 2})
+            if axis in lacking:
+                with pytest.raises(GridError, match=f"^--grid: the samples have no axis {axis}. Use axes of"):
+                    predict._grid(options, MPI.COMM_SELF, dimensions)
+            else:
+                assert predict._grid(options, MPI.COMM_SELF, dimensions) == options.grid
+
+
+def test_labelled_samples_are_predicted_as_in_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Outcome(SimpleNamespace):
+        def __str__(self) -> str:
+            return "75.00 %"
+
+    trained = TrainedNetwork(Path("run"), "classify", {}, {}, "digest")
+    outcome = Outcome(accuracy=0.75, loss=0.5)
+    monkeypatch.setattr(predict, "find_network", lambda path, comm: trained)
+    monkeypatch.setattr(predict.labelled, "is_labelled", lambda of, data: (of, data) == (trained, Path("x.h5")))
+    monkeypatch.setattr(predict.labelled, "predict", lambda *given: (Path("p.zarr"), "test", outcome))
+    monkeypatch.setattr(predict, "peak_memory_bytes", lambda: 9)
+    assert predict.run(parsed("predict", "run", "--data", "x.h5", "--out", str(tmp_path))) == 0
+    assert capsys.readouterr().out == "test accuracy: 75.00 %\npredictions: p.zarr\n"
+    text = (tmp_path / "summary.json").read_text()
+    assert text == json.dumps(json.loads(text), indent=1) + "\n"
+    assert json.loads(text) == {
+        **{"weights": "run", "task": "classify", "data": "x.h5", "group": "test", "accuracy": 0.75, "loss": 0.5},
+        **{"ranks": 1, "peak_memory_bytes": [9]},
+    }

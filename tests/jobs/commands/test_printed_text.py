@@ -41,7 +41,7 @@ COMMANDS = {
     "simulate-replicas": "simulate --schedule pipedream --stages 2 --microbatches 24 --replicas 2,1 --forward 2,1 "
     "--backward 4,2 --activation 3",
     "simulate-weight": "simulate --schedule 1f1b-sno --stages 2 --microbatches 3 --backward 1 --weight 1.25 "
-    "--trace trace.json",
+    "--trace trace.json --plot steps.png",
     "simulate-chunks": "simulate --schedule interleaved --stages 2 --microbatches 4 --chunks 2",
     "plan-pointcloud": "plan pointcloud --batch 4 --points 64 --width 2 --resolution 16 --keep 0.5 --ranks 2 "
     "--machine localhost --memory 0.7MB",

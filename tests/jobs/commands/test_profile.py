@@ -14,7 +14,6 @@ from distconv.layers.models import MODELS
 from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.operation_work import local_call
 from distconv.perfmodel.graph.tracing import trace
-from distconv.perfmodel.machine import measure_links
 from distconv.perfmodel.machine.links import Link
 from distconv.perfmodel.machine.machine import Compute, Machine, Overlap, Roofline
 from distconv.perfmodel.machine.measure_links import LinkProfile, NetworkProfile
@@ -70,21 +69,6 @@ def test_a_distribution_that_no_search_looks_at_is_measured_if_it_is_named(comm)
         assert key not in found.computing(1).table
 
 
-@pytest.mark.long
-@pytest.mark.ranks(4)
-def test_links_between_nodes_are_printed_beside_those_on_a_node(comm, tmp_path_factory, monkeypatch, capfd):
-    for module in (measure_links, profile):
-        monkeypatch.setattr(module, "node_indices", lambda comm: [0, 0, 2, 2])
-    monkeypatch.setattr(measure_links, "SIZES", (8, 1024, 65536))
-    monkeypatch.setattr(profile, "measure_roofline", lambda comm, device: Roofline(1e9, 1e9, 1e-6))
-    path = comm.bcast(tmp_path_factory.mktemp("profile") / "here.yaml" if comm.rank == 0 else None)
-    assert main(["profile", "--out", str(path)]) == 0
-    if comm.rank == 0:
-        printed = capfd.readouterr().out
-        assert "an allreduce of 1 MiB over its 2 ranks" in printed
-        assert "between nodes an exchange takes" in printed and "over one rank of each of 2 nodes" in printed
-
-
 @pytest.mark.ranks(2)
 def test_a_file_that_is_no_machine_is_not_written_over(comm, shared_tmp_path, capsys):
     path = shared_tmp_path / "notes.yaml"
@@ -100,14 +84,6 @@ def test_layers_of_a_known_network_need_no_more_than_its_name(tmp_path, monkeypa
     assert main(["profile", "--model", "lenet5", "--layers", "--warmup", "0", "--iterations", "1"]) == 0
     assert [layer.name for layer in Profile.load("lenet5-layers.json").layers] == ["c1", "c3", "c5", "f6", "output"]
     assert "full step without hooks" in capfd.readouterr().out
-
-
-def test_layers_of_a_sparse_network_are_measured_on_voxels(tmp_path, capfd):
-    path = tmp_path / "sparse.json"
-    network = ["--model", "sparse_resnet", "--input", "1,16,16,16", "--width", "1", "--batch", "2"]
-    assert main(["profile", "--layers", *network, "--warmup", "0", "--iterations", "1", "--out", str(path)]) == 0
-    assert Profile.load(path).layers[0].name == "features.0.0"
-    assert "voxels in 2 samples of 1x16x16x16" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``distconv train classify``: the same steps on every grid, what it writes, how it resumes, what it refuses."""
+"""``distconv train classify``: a plan, what it writes, how it resumes, what it refuses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import distconv as dc
 from distconv import cli
 from distconv.jobs.training.picture import ResultFigure
 from tests.jobs.command_lines import assert_refused
-from tests.jobs.images import image_files
-from tests.jobs.images.grids import ONE_GRID, PLANS, on_ranks, planned
+from tests.jobs.images.grids import ONE_GRID, PLANS, planned
 from tests.jobs.images.image_files import written
 from tests.jobs.training import users_models
 
@@ -58,7 +57,7 @@ def assert_resumes_with_the_same_lines(comm: Any, folder: Path, last: str, words
 
 
 @pytest.mark.usefixtures("no_picture")
-@on_ranks
+@pytest.mark.ranks(4)
 def test_the_command_follows_a_plan(comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = written(comm, shared_tmp_path)
     plan = ["--plan", str(planned(comm, data))]
@@ -72,7 +71,7 @@ def test_the_command_follows_a_plan(comm: Any, shared_tmp_path: Path, capsys: py
 
 
 @pytest.mark.long
-@on_ranks
+@pytest.mark.ranks(2)
 def test_it_writes_metrics_a_summary_checkpoints_and_a_picture_and_resumes(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,26 +104,10 @@ def test_it_writes_metrics_a_summary_checkpoints_and_a_picture_and_resumes(
 
 
 @pytest.mark.usefixtures("no_picture")
-@on_ranks
-def test_hdf5_images_without_test_images_are_trained_on(
-    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = written(comm, shared_tmp_path, lambda folder: image_files.write_hdf5(folder / "train.h5", {"": 9}))
-    assert cli.main(command(comm, data, "--steps", "1", "--classes", "11")) == 0
-    comm.Barrier()
-    summary = json.loads((data / "out" / "summary.json").read_text())
-    assert "test_accuracy" not in summary
-    assert summary["classes"] == 11
-    assert ("no test images: give them with --test-data" in capsys.readouterr().out) == (comm.rank == 0)
-
-
-@pytest.mark.usefixtures("no_picture")
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "lenet6"], "--model lenet6: no such classifier. Use lenet5, "),
-        (["--model", "users_nets:fails"], "users_nets:fails: KeyError: 'no such\\nlayer' ("),
         (
             ["--model", "users_nets:cells"],
             "the outputs for images of (1, 28, 28) are (16, 10, 28, 28), but a classifier returns",
@@ -134,8 +117,6 @@ def test_hdf5_images_without_test_images_are_trained_on(
             "the outputs for images of (1, 28, 28) are (16, 4), but a classifier returns (samples, classes)",
         ),
         (["--augment", "turn"], "argument --augment: 'turn' is not a list of crop,flip"),
-        (["--seed", "-1"], "argument --seed: '-1' is not a non-negative integer"),
-        (["--weight-decay", "-1"], "argument --weight-decay: '-1' is not a non-negative number"),
         (["--plan", "plan.json"], "argument --plan: not allowed with argument --grid"),
         (["--resume"], "--resume: no finished checkpoint in"),
         (["--test-data", "nowhere"], "No such file or directory"),
@@ -149,7 +130,7 @@ def test_bad_input_is_one_line_and_code_2(
     assert_refused(capsys, command(comm, users_folder, *arguments), message, among_notes=True)
 
 
-@on_ranks
+@pytest.mark.ranks(2)
 def test_a_plan_that_does_not_fit_is_refused(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,7 +21,7 @@ from distconv.jobs.mesh.scores import PredictorScore, Threshold
 from distconv.jobs.segmentation.scores import SegmentationScores
 from distconv.jobs.sequence.bitstreams import Bitstreams
 from tests.jobs.approved import assert_approved
-from tests.jobs.command_lines import parsed
+from tests.jobs.command_lines import commands_in, option_tests, parsed
 
 COMMANDS = ("classify", "mesh", "pointcloud", "segmentation", "sequence")
 
@@ -49,28 +49,11 @@ def test_trainers_accept_the_options_that_are_passed_to_them(command: str) -> No
         assert hasattr(options, name)
 
 
-OPENED = {
-    "classify": ("ImageSamples", "--test-data b --image-name c --label-name d --classes 5 --max-train-samples 7"),
-    "mesh": ("MeshSamples", "--baselines"),
-    "pointcloud": ("CloudSamples", ""),
-    "segmentation": ("open_samples", "--test-data b --image-name c --label-name d --classes 5 --ignore-label 9"),
-    "sequence": ("SequenceSamples", "--length 30 --coefficients 12 --window-ms 20 --hop-ms 8 --stereo"),
-}
-
-
-def test_samples_are_opened_with_the_options_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = []
-    for command, (opener, more) in OPENED.items():
-        module = import_module(f"distconv.jobs.commands.train_{command}")
-        monkeypatch.setattr(module, opener, lambda *given, **named: (given, named))
-        readers = "--readers 3" if command in ("classify", "mesh", "segmentation") else ""
-        options = parsed(f"train {command}", "--data", "a", *readers.split(), *more.split())
-        given, named = module.JOB.samples(options, "COMM")
-        lines.append(f"{opener}{tuple(map(str, given))} {', '.join(f'{key}={named[key]}' for key in sorted(named))}")
-        if command in ("classify", "mesh", "segmentation"):
-            with pytest.raises(DataError, match=r"^--data: missing"):
-                module.JOB.samples(parsed(f"train {command}"), "COMM")
-    assert_approved("training-samples", "\n".join(lines))
+@pytest.mark.parametrize("command", ["classify", "mesh", "segmentation"])
+def test_samples_without_data_are_refused(command: str) -> None:
+    job = import_module(f"distconv.jobs.commands.train_{command}").JOB
+    with pytest.raises(DataError, match=r"^--data: missing"):
+        job.samples(parsed(f"train {command}"), "COMM")
 
 
 def test_what_jobs_say_of_their_samples_and_show_of_them() -> None:
@@ -263,3 +246,6 @@ def test_options_of_crops_flips_and_weights() -> None:
     for parse, text in ((train_segmentation.weights, "inf"), (train_segmentation.weights, "2,-1")):
         with pytest.raises(train_segmentation.argparse.ArgumentTypeError, match="neither balanced nor a list"):
             parse(text)
+
+
+test_options_are_approved, test_documented_defaults_hold = option_tests(*commands_in(__file__))

@@ -5,15 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import distconv as dc
 from tests.jobs.images.image_files import written
 
 ONE_GRID = {1: "n=1", 2: "h=2", 4: "n=2,w=2"}
-
-
-on_ranks = pytest.mark.ranks(*ONE_GRID)
 
 
 def grid_of(comm: Any) -> dc.ProcessGrid:

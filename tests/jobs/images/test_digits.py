@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from distconv.jobs.images import digits
-from distconv.jobs.images.samples import ImageSamples
 from tests.jobs.approved import assert_approved, weighted
 
 
@@ -26,13 +24,6 @@ def test_they_are_the_same_each_time_and_every_class_is_there() -> None:
         assert images.pixels.shape == (count, 1, 28, 28) and images.pixels.dtype == np.uint8
         assert set(images.labels) == set(range(10))
     assert not np.array_equal(train.pixels[:1000], test.pixels)
-
-
-def test_a_class_is_known_by_the_light_it_has() -> None:
-    """An 8 has all segments, a 1 has two."""
-    train = digits.render_digits("train")
-    light = [float(train.pixels[train.labels == label].mean()) for label in range(10)]
-    assert np.argmax(light) == 8 and np.argmin(light) == 1
 
 
 class Middle:
@@ -55,11 +46,3 @@ def test_a_digit_lights_the_segments_of_the_usual_display(label: int) -> None:
     middles = {"a": (4, 13), "b": (9, 18), "c": (18, 18), "d": (22, 13), "e": (18, 9), "f": (9, 9), "g": (13, 13)}
     assert {name for name, at in middles.items() if image[at] > 200} == set(SEGMENTS[label])
     assert all(image[at] in (0, 255) for at in middles.values())
-
-
-@pytest.mark.long
-@pytest.mark.ranks(1, 2)
-def test_they_need_no_file(comm: Any) -> None:
-    samples = ImageSamples(Path("digits"), comm)
-    assert samples.extents == (1, 28, 28) and samples.classes == 10
-    assert {name: group.shape[0] for name, group in samples.groups.items()} == {"train": 6000, "test": 1000}

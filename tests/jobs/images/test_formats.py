@@ -19,8 +19,6 @@ from distconv.jobs.images.groups import locate_files
 from tests.jobs.images import image_files
 from tests.jobs.images.image_files import arrays, put, records
 
-DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
-
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
 def test_idx_files_are_read_plain_or_compressed(tmp_path: Path, ending: str) -> None:
@@ -45,20 +43,6 @@ def test_cifar_batches_are_read_one_after_the_other(tmp_path: Path, ending: str)
     images, labels = arrays(8, (3, 32, 32))
     assert np.array_equal(found.pixels, images)
     assert np.array_equal(found.labels, labels)
-
-
-@pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
-def test_the_real_files_hold_what_their_authors_say() -> None:
-    counts = {}
-    for group in ("train", "test"):
-        files = locate_files(DATA / "mnist", group)
-        assert files is not None
-        counts[group] = np.bincount(read_idx(*files.paths).labels).tolist()
-    assert counts["train"] == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-    assert counts["test"] == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
-    files = locate_files(DATA / "cifar10", "test")
-    assert files is not None
-    assert np.bincount(read_cifar10(files.paths).labels).tolist() == [200] * 10
 
 
 def test_a_checksum_of_xz_is_verified(tmp_path: Path) -> None:

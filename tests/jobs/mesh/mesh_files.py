@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from distconv.jobs.mesh.segmentation import MeshSettings
 from distconv.jobs.mesh.synthetic_samples import write_synthetic
 
@@ -14,7 +12,6 @@ SIZE = 32
 """Cells along each side of the small data set."""
 
 GRIDS = {1: {"n": 1}, 2: {"h": 2}, 4: {"n": 2, "w": 2}}
-on_ranks = pytest.mark.ranks(*GRIDS)
 SMALL = MeshSettings("unet", 2, batch=4, epochs=3, dtype="float64")
 
 

@@ -1,4 +1,4 @@
-"""The mesh-tangling data set: what is there already is kept, refused or gone on with; mirror images of samples."""
+"""The mesh-tangling data set: existing files, parts of interrupted jobs, arguments, and mirror images of samples."""
 
 from __future__ import annotations
 
@@ -20,23 +20,6 @@ from distconv.whole_files import PARTIAL
 from tests.jobs.mesh.mesh_files import SIZE
 
 pytestmark = pytest.mark.time_limit(240)  # the first that comes compiles the kernels
-
-
-@pytest.mark.long
-def test_a_complete_file_is_left_as_it_is(small: Path) -> None:
-    before = small.read_bytes()
-    summary = generate(small, size=SIZE, samples=7, heldout=5, seed=3, progress=False)
-    assert (summary.samples, summary.heldout) == (7, 5)
-    assert small.read_bytes() == before
-
-
-def test_a_file_with_other_content_is_not_overwritten(small: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"mesh\.h5: exists with different options"):
-        generate(small, size=SIZE, samples=8, heldout=5, seed=3, progress=False)
-    (tmp_path / "notes").write_text("mine")
-    with pytest.raises(DataError, match="Remove it or choose another name"):
-        generate(tmp_path / "notes", size=SIZE, samples=1, progress=False)
-    assert (tmp_path / "notes").read_text() == "mine"
 
 
 def test_parts_of_another_recipe_are_refused(tmp_path: Path) -> None:
@@ -96,19 +79,8 @@ def test_all_arguments_reach_the_production_and_the_file(tmp_path: Path, monkeyp
     assert dataset.step_cost(64, 3) == (64, 3)
 
 
-def test_flipping_twice_gives_the_sample_back_and_batches_flip_as_one() -> None:
-    rng = np.random.default_rng(0)
-    channels, label = rng.normal(size=(3, 18, 5, 7)), rng.integers(0, 2, (3, 5, 7))
-    for axis in "hw":
-        again = flip(*flip(channels, label, axis), axis)
-        np.testing.assert_array_equal(again[0], channels)
-        np.testing.assert_array_equal(again[1], label)
-        np.testing.assert_array_equal(flip(channels, label, axis)[0][1], flip(channels[1], label[1], axis)[0])
-    with pytest.raises(ValueError, match="an image has the axes 'h' and 'w'"):
-        flip(channels, label, "d")
-
-
-def test_a_third_as_many_are_held_out_unless_said(tmp_path: Path) -> None:
+def test_a_complete_file_stays_as_it_is_and_another_one_is_refused(tmp_path: Path) -> None:
+    """Of as many held-out samples as are made without a word: a third as many."""
     made = MeshRecipe(SIZE, 7, 2, tau=0.3, threshold=0.4, seed=0)
     figures = dict.fromkeys(
         ("runs", "candidates", "inversions", "steps", "rejection_rate", "positive_fraction", "positive_fraction_train",
@@ -117,7 +89,15 @@ def test_a_third_as_many_are_held_out_unless_said(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.attrs["recipe"] = json.dumps(asdict(made))
         file.attrs["summary"] = json.dumps({"size": SIZE, "samples": 7, "heldout": 2, "rejected": {}, **figures})
+    before = (tmp_path / "x.h5").read_bytes()
     assert generate(tmp_path / "x.h5", size=SIZE, samples=7, progress=False).heldout == 2
+    with pytest.raises(DataError, match=r"x\.h5: exists with different options"):
+        generate(tmp_path / "x.h5", size=SIZE, samples=8, progress=False)
+    assert (tmp_path / "x.h5").read_bytes() == before
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(DataError, match="Remove it or choose another name"):
+        generate(tmp_path / "notes", size=SIZE, samples=1, progress=False)
+    assert (tmp_path / "notes").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

@@ -23,16 +23,9 @@ from distconv.jobs.mesh.recipe import MeshRecipe, Summary
     ],
 )
 def test_senseless_arguments_are_refused(change: dict[str, Any], message: str) -> None:
-    arguments: dict[str, Any] = {
-        "size": 64,
-        "samples": 5,
-        "heldout": 1,
-        "tau": 0.3,
-        "threshold": 0.4,
-        "seed": 0,
-    } | change
+    good = {"size": 64, "samples": 5, "heldout": 1, "tau": 0.3, "threshold": 0.4, "seed": 0}
     with pytest.raises(DataError, match=message):
-        MeshRecipe(**arguments)
+        MeshRecipe(**good | change)
     MeshRecipe(16, 1, 0, tau=1e-9, threshold=1e-9, seed=0)  # the smallest values
 
 

@@ -19,7 +19,7 @@ from distconv.jobs.mesh.samples import MeshSamples, flip_signs, transposed_chann
 from distconv.jobs.mesh.synthetic_samples import write_synthetic
 from tests.distconv.data.sample_files import common
 from tests.jobs.approved import assert_approved, size_of
-from tests.jobs.mesh.mesh_files import on_ranks, written
+from tests.jobs.mesh.mesh_files import written
 
 
 def drop_label(file: h5py.File) -> None:
@@ -42,7 +42,7 @@ def other_size(file: h5py.File) -> None:
 
 
 @pytest.mark.fault(38)
-@on_ranks
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
@@ -143,28 +143,3 @@ def test_samples_are_turned_only_where_they_are_squares(tmp_path: Path, size: tu
     assert {flips for flips, _ in turned} == {(), (0,), (1,), (0, 1)}
     assert any(transposed for _, transposed in turned) == (size[0] == size[1])
     samples.close()
-
-
-@pytest.mark.ranks(2)
-def test_samples_in_zarr_are_those_of_hdf5(comm: Any, shared_tmp_path: Path) -> None:
-    zarr = pytest.importorskip("zarr")
-    path = written(shared_tmp_path / "mesh.h5", comm)
-    other = shared_tmp_path / "mesh.zarr"
-    if comm.rank == 0:
-        with h5py.File(path) as file:
-            group = zarr.open_group(other, mode="w")
-            for name in ("input", "label"):
-                for part in ("train", "heldout"):
-                    data = file[f"{part}/{name}"][...]
-                    group.create_array(f"{part}/{name}", data=data, chunks=(1, *data.shape[1:-2], 16, 16))
-    comm.Barrier()
-    grid = dc.ProcessGrid(comm, h=2)
-    first, second = MeshSamples(path, comm), MeshSamples(other, comm, readers=2)
-    assert set(second.families["heldout"]) == {"all"}
-    for one, two in zip(
-        *(each.loader("train", grid, 4, augment=True).epoch(0) for each in (first, second)), strict=True
-    ):
-        assert one.samples == two.samples
-        for a, b in zip(one.tensors, two.tensors, strict=True):
-            assert np.array_equal(a.local.numpy(), b.local.numpy())
-    first.close(), second.close()

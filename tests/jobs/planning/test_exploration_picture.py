@@ -49,10 +49,6 @@ def test_a_choice_that_is_slower_than_what_does_not_fit_is_still_shown(found, mo
     assert len(shown) == 3 and shown[-1] is slow
 
 
-def test_a_combination_in_words(found):
-    assert {label(c) for c in found.table if c.schedule == "dp"} >= {"dp, 1 stage, 4 replicas, 8 micro-batches"}
-
-
 def test_the_figure_is_as_approved(found, monkeypatch):
     pipeline = next(choice for choice in found.table if (len(choice.memory), choice.microbatches) == (4, 4))
     table = tuple(c if c is pipeline else replace(c, fits=c.schedule != "dp") for c in found.table)

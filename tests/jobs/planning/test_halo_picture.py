@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from torch import nn
 
@@ -11,6 +10,8 @@ from distconv.jobs.planning.halo_picture import Halo, HaloSide, draw_halo, large
 from distconv.perfmodel import Machine, trace
 from distconv.perfmodel.cost.evaluation import evaluate
 from distconv.plan import Plan
+from tests.jobs.approved import assert_approved
+from tests.jobs.approved.figures import describe
 
 
 def halo_of(model: nn.Module, shape: tuple[int, ...], parts: dict[str, int]):
@@ -44,36 +45,12 @@ def test_a_kernel_of_one_needs_no_neighbour():
     assert halo_of(nn.Conv2d(4, 4, 1), (1, 4, 20, 12), {"h": 4}) is None
 
 
-def rectangle(patch):
-    """Left, top, width, height."""
-    return pytest.approx((*patch.get_xy(), patch.get_width(), patch.get_height()))
-
-
-def test_the_diagram_has_each_block_the_halo_around_one_and_its_rows():
-    # 21 rows and 12 columns over 2 x 3: blocks of 11 and 10 rows, and of 4 columns. A kernel of 5 needs 2 on each side.
-    shown = Halo("conv", (HaloSide("h", 21, 2, 0, 0, 2), HaloSide("w", 12, 3, 1, 2, 1)), 12345)
-    axis = Figure().add_subplot()
-    draw_halo(axis, shown)
-    *blocks, halo, block = axis.patches
-    expected = [(4 * j, down, 4, rows) for down, rows in ((0, 11), (11, 10)) for j in range(3)]
-    assert len(blocks) == 6 and all(each == rectangle(patch) for each, patch in zip(expected, blocks, strict=True))
-    assert rectangle(block) == (4, 0, 4, 11)
-    assert rectangle(halo) == (4 - 2, 0, 2 + 4 + 1, 11 + 2)
-    assert [to_hex(patch.get_facecolor()) for patch in (blocks[0], halo, block)] == ["#f2f2f2", "#fdae6b", "#9ecae1"]
-    assert halo.zorder < block.zorder and all(each.zorder < halo.zorder for each in blocks)
-    assert (axis.get_xlim(), axis.get_ylim()) == ((0, 12), (21, 0))
-    assert (axis.get_xlabel(), axis.get_ylabel()) == ("w", "h")
-    (text,) = axis.texts
-    assert text.get_text() == "11 x 4\nh: 0 before, 2 after\nw: 2 before, 1 after"
-    assert text.get_position() == (6, 5.5)
-    assert axis.get_title() == "largest halo: conv, 12,345 elements a sample\n(not to scale)"
-
-
-def test_a_halo_is_drawn_as_wide_as_can_be_seen_and_an_axis_that_is_not_split_is_not_named():
-    shown = Halo("conv", (HaloSide("h", 2000, 2, 1, 1, 0), HaloSide("w", 12, 1)), 12)
-    axis = Figure().add_subplot()
-    draw_halo(axis, shown)
-    halo, block = axis.patches[-2:]
-    assert rectangle(block) == (0, 1000, 12, 1000)
-    assert rectangle(halo) == (0, 1000 - 80, 12, 1080)
-    assert axis.texts[0].get_text() == "1000 x 12\nh: 1 before, 0 after"
+def test_diagrams_are_as_approved():
+    """Blocks of 11 and 10 rows and of 4 columns; a halo that is drawn as wide as can be seen; an axis without parts."""
+    lines = []
+    for sides in ((HaloSide("h", 21, 2, 0, 0, 2), HaloSide("w", 12, 3, 1, 2, 1)),
+                  (HaloSide("h", 2000, 2, 1, 1, 0), HaloSide("w", 12, 1))):  # fmt: skip
+        figure = Figure()
+        draw_halo(figure.add_subplot(), Halo("conv", sides, 12345))
+        lines += describe(figure)
+    assert_approved("figures/halo", "\n".join(lines))

@@ -19,7 +19,6 @@ from distconv.jobs.planning.mixed_devices import (
 )
 from distconv.perfmodel import Layer, Machine, Profile, trace
 from distconv.perfmodel.machine.machine import DeviceKind, Roofline
-from distconv.perfmodel.profiles.layer_profile import mean_profile
 from tests.perfmodel.networks import machine
 
 NAMES = "abcdef"
@@ -107,10 +106,3 @@ def test_kinds_of_a_machines_file_have_its_times_and_memory() -> None:
     ]
     with pytest.raises(MachineError, match="there is no kind of device 'odd'"):
         predict_profiles(graph, cluster, {"odd": 1})
-
-
-def test_the_mean_of_profiles_is_that_of_each_layers_times() -> None:
-    found = mean_profile([equal_layers(3.0), equal_layers(6.0)])
-    assert [(layer.forward_s, layer.backward_s) for layer in found.layers] == [(1.5, 3.0)] * 6
-    with pytest.raises(DistconvError, match="have different layers"):
-        mean_profile([equal_layers(3.0), Profile([Layer("z", 1.0, 1.0, 0, 0)])])

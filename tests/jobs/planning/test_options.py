@@ -1,4 +1,4 @@
-"""What the commands that plan have in common: options, and work on some ranks whose failure all ranks hear of."""
+"""Options of the commands that plan, and work on some ranks whose failure is raised on all ranks."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from distconv.jobs.planning.options import (
     sample_shape,
 )
 from tests.distconv.layouts import raises_everywhere
+from tests.jobs.command_lines import option_tests
 
 
 def test_extents_are_read() -> None:
@@ -106,3 +107,6 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path
         check_writable("--out", tmp_path)
     with pytest.raises(DataError, match=r"no such folder .*gone\). Create it first"):
         check_writable("--out", tmp_path / "gone" / "x.json")
+
+
+test_options_are_the_approved_ones, _ = option_tests("plan", "explore", "profile", "plan pointcloud")

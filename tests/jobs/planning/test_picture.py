@@ -37,33 +37,6 @@ def test_where_measured_layers_end_is_marked_between_two_numbers_of_ranks(
     assert drawn == pytest.approx(edges)
 
 
-def test_bars_of_memory_are_what_lasts_and_what_a_step_adds() -> None:
-    network = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3))
-    strategy = select(trace(network, (4, 3, 16, 16)), machine(), 2)
-    axis = Figure().add_subplot()
-    picture.draw_memory(axis, strategy, memory=1e9)
-    shown = [label.get_text() for label in axis.get_xticklabels()]
-    assert shown == ["planned", "pure sample", "pure spatial"]
-    weights = 4 * sum(parameter.numel() for parameter in network.parameters())
-    lasting, others = axis.patches[:3], axis.patches[3:]
-    assert lasting[1].get_height() == pytest.approx(2 * weights / 1e9)  # with momentum, on each rank
-    tops = [bar.get_y() + bar.get_height() for bar in others]
-    found = [strategy.prediction, strategy.uniform["sample"], strategy.uniform["spatial"]]
-    assert tops == pytest.approx([each.memory / 1e9 for each in found])
-    assert not axis.lines  # the limit is far
-
-
-def test_times_are_in_milliseconds_beside_ideal_ones_and_hollow_where_they_do_not_fit() -> None:
-    axis = Figure().add_subplot()
-    curves = {"planned": {1: ScalingPoint(4.0, 3.0), 2: ScalingPoint(2.5, 2.0), 4: ScalingPoint(2.0, 1.0)}}
-    picture.draw_scaling(axis, Scaling(curves), memory=2.0)
-    drawn = [(line.get_linestyle(), list(line.get_xdata()), list(line.get_ydata())) for line in axis.lines]
-    assert drawn[0][1:] == ([1, 2, 4], [4000, 2500, 2000])
-    assert [values for style, _, values in drawn if style == "--"] == [[4000, 2000, 1000]]
-    points = {line.get_xdata()[0]: line.get_fillstyle() for line in axis.lines if len(line.get_xdata()) == 1}
-    assert points == {1: "none", 2: "full", 4: "full"}
-
-
 def test_figures_of_a_plan_and_of_measured_steps_are_as_approved(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan is small. Its layers have different distributions, with and without a halo."""
     network = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 40))

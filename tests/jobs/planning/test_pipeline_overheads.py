@@ -53,13 +53,6 @@ def test_messages_are_what_a_chain_adds_to_a_pass_two_of_them_between_others(
     assert found.join_s == pytest.approx(0.0 if ranks == 1 else 9.0 - 0.05 * 80 - summed)
 
 
-@pytest.mark.ranks(2, 3)
-def test_replicas_are_joined_after_a_step_of_all(comm: Any) -> None:
-    torch.manual_seed(0)
-    model, samples = torch.nn.Linear(4, 4), torch.zeros(2, 4)
-    assert 0 < pipeline_overheads._joined_update_s(model, samples, comm) < 1
-
-
 def test_a_pass_is_a_micro_batch_more_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that tells 5 s for each micro-batch of a step, forward and backward, and 100 s for each step."""
     asked: list[int] = []

@@ -58,55 +58,36 @@ def test_the_heading_says_what_is_planned_for_what() -> None:
     )
 
 
+TRAIN = "mpiexec -n 4 distconv train"
+
+
 @pytest.mark.parametrize(
-    ("model", "shape", "changes", "expected"),
+    ("model", "channels", "changes", "expected"),
     [
+        ("lenet5", 3, {}, f"{TRAIN} classify --data PATH --model lenet5 --batch 4 --plan p.json"),
         (
             "lenet5",
-            (3, 16, 16),
-            {},
-            "mpiexec -n 4 distconv train classify --data PATH --model lenet5 --batch 4 --plan p.json"),
-        (
-            "lenet5",
-            (3, 16, 16),
+            3,
             {"width": 8, "shard_optimizer": True},
-            "mpiexec -n 4 distconv train classify --data PATH --model lenet5 --width 8 --batch 4 --plan p.json "
-            "--shard-optimizer",
+            f"{TRAIN} classify --data PATH --model lenet5 --width 8 --batch 4 --plan p.json --shard-optimizer",
         ),
-        ("unet", (18, 16, 16), {}, "mpiexec -n 4 distconv train mesh --data PATH --model unet --batch 4 --plan p.json"),
+        ("unet", 18, {}, f"{TRAIN} mesh --data PATH --model unet --batch 4 --plan p.json"),
+        ("unet", 3, {}, f"{TRAIN} segmentation --data PATH --model unet --batch 4 --plan p.json"),
         (
             "unet",
-            (3, 16, 16),
-            {},
-            "mpiexec -n 4 distconv train segmentation --data PATH --model unet --batch 4 --plan p.json"),
-        (
-            "unet",
-            (18, 16, 16),
+            18,
             {"classes": 5},
-            "mpiexec -n 4 distconv train segmentation --data PATH --model unet --classes 5 --batch 4 --plan p.json"),
-        (
-            "unet",
-            (3, 16, 16),
-            {"shard_optimizer": True},
-            "dc.parallelize(model, dc.Plan.load('p.json')) on 4 ranks"),
+            f"{TRAIN} segmentation --data PATH --model unet --classes 5 --batch 4 --plan p.json",
+        ),
+        ("unet", 3, {"shard_optimizer": True}, "dc.parallelize(model, dc.Plan.load('p.json')) on 4 ranks"),
     ],
-)  # fmt: skip
+)
 def test_what_trains_with_a_plan_is_a_line_to_be_copied(
-    model: str, shape: tuple[int, ...], changes: dict[str, object], expected: str
+    model: str, channels: int, changes: dict[str, object], expected: str
 ) -> None:
-    options = argparse.Namespace(
-        **{
-            "model": model,
-            "batch": 4,
-            "input": shape,
-            "ranks": 4,
-            "out": Path("p.json"),
-            "width": None,
-            "classes": None,
-        }
-        | {"shard_optimizer": False}
-        | changes
-    )
-    layers = [torch.nn.Conv2d(shape[0], 4, 3)]
+    given = {"model": model, "batch": 4, "input": (channels, 16, 16), "ranks": 4, "out": Path("p.json")}
+    options = argparse.Namespace(**given | {"width": None, "classes": None, "shard_optimizer": False} | changes)
+    layers = [torch.nn.Conv2d(channels, 4, 3)]
     layers += [] if model == "unet" else [torch.nn.Flatten(), torch.nn.Linear(4 * 14 * 14, 5)]
-    assert report.training_command(options, trace(torch.nn.Sequential(*layers), (4, *shape))) == expected
+    graph = trace(torch.nn.Sequential(*layers), (4, channels, 16, 16))
+    assert report.training_command(options, graph) == expected

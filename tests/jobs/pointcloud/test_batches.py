@@ -39,12 +39,6 @@ def test_a_cloud_is_the_same_in_any_batch_and_another_in_another_epoch() -> None
     assert not torch.equal(voxel_batch(SHAPES, [2], RECIPE, 2).features, alone.features)
 
 
-def test_all_voxels_know_their_part() -> None:
-    batch = voxel_batch(SHAPES, [6, 0], VoxelRecipe(8, points=600), 0)
-    assert batch.part is not None and batch.part.shape == (len(batch.coords),)
-    assert set(batch.part[batch.coords[:, 0] == 1].tolist()) <= {0, SHAPES.part_names.index("ball")}
-
-
 def test_parts_are_those_of_the_points_that_were_drawn() -> None:
     batch = voxel_batch(SHAPES, [6], VoxelRecipe(8, points=200), 0)
     cloud, taken = SHAPES[6], draw_points(600, 200, seed=0, epoch=0, sample=6)

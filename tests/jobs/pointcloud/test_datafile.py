@@ -71,12 +71,6 @@ def test_a_cloud_that_cannot_be_made_ends_all_ranks_and_leaves_nothing(comm: Any
     assert list(shared_tmp_path.iterdir()) == []
 
 
-@pytest.mark.ranks(1, 2)
-def test_a_place_that_cannot_be_written_to_is_named_on_all_ranks(comm: Any) -> None:
-    with pytest.raises(DataError, match="/dev/null"):
-        write_clouds(Path("/dev/null/clouds.h5"), GROUPS, comm, source="shapes")
-
-
 @pytest.mark.ranks(2)
 def test_ranks_that_write_different_files_are_told(comm: Any, shared_tmp_path: Path) -> None:
     with pytest.raises(MismatchError, match="point clouds to write"):

@@ -13,11 +13,8 @@ from mpi4py import MPI
 
 from distconv.communication.agreement import try_on_rank_0
 from distconv.errors import DataError
-from distconv.jobs.pointcloud.batches import VoxelRecipe, voxel_batch
 from distconv.jobs.pointcloud.datasets import PointClouds
 from tests.jobs.pointcloud.cloud_files import write_ours, write_quantised
-
-MODELNET = Path(__file__).resolve().parents[4] / "shared" / "data" / "modelnet10" / "modelnet10_1024pts_q12.h5"
 
 
 @pytest.mark.ranks(1, 2, 3)
@@ -141,18 +138,4 @@ def test_a_cloud_with_points_that_are_nowhere_or_of_no_part_is_named(tmp_path: P
     with pytest.raises(IndexError):
         clouds.groups["train"][5]
     assert clouds.groups["train"][-1].label == 1
-    clouds.close()
-
-
-@pytest.mark.skipif(not MODELNET.is_file(), reason="needs ../shared/data/modelnet10")
-@pytest.mark.ranks(1, 2)
-def test_modelnet10_holds_what_its_authors_say(comm: Any) -> None:
-    clouds = PointClouds(MODELNET, comm)
-    assert (len(clouds.class_names), clouds.class_names[0], clouds.class_names[-1]) == (10, "bathtub", "toilet")
-    train, test = clouds.groups["train"], clouds.groups["test"]
-    assert np.bincount(train.labels).tolist() == [106, 515, 889, 200, 200, 465, 200, 680, 392, 344]
-    assert np.bincount(test.labels).tolist() == [50, 100, 100, 86, 86, 100, 86, 100, 100, 100]
-    batch = voxel_batch(test, range(0, 908, 40), VoxelRecipe(32), 0)
-    filled = len(batch.coords) / len(batch.labels)
-    assert 600 < filled < 1000  # its description says about 814
     clouds.close()

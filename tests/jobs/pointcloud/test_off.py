@@ -65,10 +65,8 @@ GOOD = off(TRIANGLE, [(0, 1, 2)])
     ("text", "message"),
     [
         ("", "the file is empty"),
-        ("# nothing\n\n", "the file is empty"),
         (b"OFF BINARY\n\xff\xfe", "byte 11 is not text. Use an OFF file in text format"),
         (GOOD.replace("OFF", "PLY"), "line 1: starts with 'PLY', not with 'OFF'"),
-        (GOOD.replace("OFF", "COFF"), "line 1: starts with 'COFF'"),
         (GOOD.replace("OFF\n", ""), "line 1: starts with '3', not with 'OFF'"),
         ("OFF\n", "line 1: '' are not the numbers of vertices, faces and edges"),
         (GOOD.replace("3 1 0", "3 1"), "line 2: '3 1' are not the numbers"),
@@ -85,7 +83,6 @@ GOOD = off(TRIANGLE, [(0, 1, 2)])
         (GOOD.replace("2 0 0", "2 0 0 1"), "line 4: a vertex needs 3 coordinates, found 4"),
         (GOOD.replace("2 0 0", "2 zero 0"), "line 4: 'zero' is not a valid number"),
         (GOOD.replace("2 0 0", "2 nan 0"), r"line 4: vertex 1 is not finite \(\[ 2. nan  0.\]"),
-        (GOOD.replace("0 3 0", "0 -inf 0"), "line 5: vertex 2 is not finite"),
         (GOOD.replace("3 0 1 2", "3 0 1"), "line 6: the face announces 3 vertices but has 2: truncated"),
         (GOOD.replace("3 0 1 2", "2 0 1"), "line 6: a face needs at least 3 vertices, found '2'"),
         (GOOD.replace("3 0 1 2", "x 0 1 2"), "line 6: a face needs at least 3 vertices, found 'x'"),
@@ -96,7 +93,6 @@ GOOD = off(TRIANGLE, [(0, 1, 2)])
         (GOOD.replace("3 0 1 2", "3 0 1 1"), "the total area of 1 triangles is 0"),
         (off(TRIANGLE, []), "the total area of 0 triangles is 0"),
         (off([(0, 0, 0), (1e200, 0, 0), (0, 1e200, 0)], [(0, 1, 2)]), "triangles is inf"),
-        ("OFF 0 0 0\n", "the total area of 0 triangles is 0"),
     ],
 )
 def test_what_is_wrong_is_one_error_with_file_and_line(tmp_path: Path, text: str | bytes, message: str) -> None:
@@ -105,14 +101,6 @@ def test_what_is_wrong_is_one_error_with_file_and_line(tmp_path: Path, text: str
         read_off(path)
     assert str(raised.value).startswith(str(path))
     assert "\n" not in str(raised.value)
-
-
-def test_every_truncation_is_found_or_harmless(tmp_path: Path) -> None:
-    text = "OFF\n" + CUBE
-    for length in range(len(text) - 1):
-        path = written(tmp_path, text[:length])
-        with pytest.raises(DataError, match=r"mesh\.off"):
-            read_off(path)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

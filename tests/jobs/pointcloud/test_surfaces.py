@@ -31,27 +31,6 @@ def test_area_and_extents_are_those_of_the_solid(mesh: TriangleMesh, area: float
     assert np.ptp(mesh.vertices, axis=0) == pytest.approx(extents, rel=0.02)
 
 
-def test_a_ball_is_a_ball_everywhere() -> None:
-    assert np.linalg.norm(surfaces.ball().vertices, axis=1) == pytest.approx(1)
-
-
-def test_a_tube_is_as_far_from_its_helix_everywhere() -> None:
-    mesh = surfaces.spring(2, 2, 0.1)
-    angle = np.linspace(0, 4 * np.pi, 961)
-    helix = np.stack([np.cos(angle), np.sin(angle), angle / (2 * np.pi) - 1], 1)
-    distance = np.linalg.norm(mesh.vertices[:, None] - helix[None], axis=2).min(1)
-    assert distance == pytest.approx(0.1, rel=1e-3)
-
-
-def test_joining_and_moving_keep_the_triangles() -> None:
-    block, ball = surfaces.block(), surfaces.ball()
-    both = surfaces.join_meshes([block, surfaces.scale_and_shift(ball, 2, (5, 0, 0))])
-    count = len(block.triangles)
-    assert np.array_equal(both.areas[:count], block.areas)
-    assert both.areas[count:] == pytest.approx(4 * ball.areas)
-    assert both.vertices[len(block.vertices) :].mean(0)[0] == pytest.approx(5, abs=0.2)
-
-
 def test_all_surfaces_are_as_approved() -> None:
     """A weight for each coordinate and index: a vertex or triangle in another place changes the sums."""
     made = {

@@ -32,24 +32,10 @@ def test_voxels_are_those_a_loop_over_the_points_finds(resolution: int) -> None:
         assert (voxels.of_point[indices] == row).all()
 
 
-def test_the_order_of_the_points_does_not_matter() -> None:
-    points = cloud(500)
-    order = torch.randperm(500, generator=torch.Generator().manual_seed(1))
-    one, other = voxelise(points, 6, offsets=True), voxelise(points[order], 6, offsets=True)
-    assert torch.equal(one.coords, other.coords)
-    assert torch.allclose(one.features, other.features, rtol=0, atol=1e-13)
-    assert torch.equal(one.of_point[order], other.of_point)
-
-
 def test_the_largest_grid_keeps_neighbouring_voxels_apart() -> None:
     points = torch.tensor([[LARGEST - 1, LARGEST - 1, z] for z in (LARGEST - 2, LARGEST - 1)], dtype=torch.float64)
     voxels = voxelise((points + 0.5) / LARGEST, LARGEST)
     assert torch.equal(voxels.coords, points.long())
-
-
-def test_without_offsets_a_voxel_says_only_that_it_is_filled() -> None:
-    voxels = voxelise(cloud(40), 3)
-    assert torch.equal(voxels.features, torch.ones(len(voxels.coords), 1, dtype=torch.float64))
 
 
 def test_no_points_fill_no_voxel() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mpi4py import MPI
 from torch import nn
 
 import distconv as dc
@@ -16,10 +17,8 @@ from distconv.data import BoxFunction, Field, Loader
 from distconv.jobs.prediction.windows import Blend, WindowSource, blending_weights, window_starts
 from tests.jobs.prediction.nets import volume_net
 
-pytestmark = pytest.mark.ranks(1, 2, 4)
-
 X = np.random.default_rng(5).standard_normal((2, 2, 12, 17, 9))
-GRIDS = {1: ["n=1"], 2: ["d=2", "n=2"], 4: ["d=2,h=2", "n=2,w=2", "h=4"]}
+GRIDS = {2: ["d=2", "n=2"], 4: ["n=2,w=2", "h=4"]}
 
 
 def of_windows(comm: Any, net: nn.Module, window: Any, overlap: float, batch: int, grid: Any, dtype: Any) -> Any:
@@ -58,6 +57,7 @@ def plain(net: nn.Module, window: Any, overlap: float, dtype: Any) -> Any:
 
 
 @pytest.mark.long
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize(
     ("window", "overlap", "batch"), [((8, 8, 9), 0.5, 1), ((5, 17, 4), 0.25, 3), ((12, 17, 9), 0.25, 2)]
 )
@@ -71,23 +71,21 @@ def test_any_grid_gives_that_of_one_process(comm: Any, window: Any, overlap: flo
         assert (found - expected).abs().max() < 1e-12
 
 
-@pytest.mark.ranks(1)
 @pytest.mark.parametrize(
     ("window", "overlap"), [((8, 8, 4), 0.25), ((5, 16, 9), 0.6), ((12, 17, 9), 0.5), ((3, 3, 3), 0)]
 )
-def test_it_is_monais_sliding_window_inference(comm: Any, window: Any, overlap: float) -> None:
+def test_it_is_monais_sliding_window_inference(window: Any, overlap: float) -> None:
     inferers = pytest.importorskip("monai.inferers", reason="needs the package monai")
     torch.manual_seed(0)
     net = volume_net().eval()
     x = torch.from_numpy(X).float()
     with torch.no_grad():
         expected = inferers.sliding_window_inference(x, window, 2, net, overlap=overlap, mode="gaussian")
-    found = of_windows(comm, net, window, overlap, 2, dc.ProcessGrid(comm), torch.float32)
+    found = of_windows(MPI.COMM_SELF, net, window, overlap, 2, dc.ProcessGrid(MPI.COMM_SELF), torch.float32)
     assert (found - expected).abs().max() <= 1e-6
 
 
-@pytest.mark.ranks(1)
-def test_windows_cover_a_sample_and_end_with_it(comm: Any) -> None:
+def test_windows_cover_a_sample_and_end_with_it() -> None:
     for extent, window, overlap in itertools.product((1, 7, 20), (1, 3, 7), (0.0, 0.5, 0.9)):
         window = min(window, extent)
         found = window_starts(extent, window, overlap)
@@ -95,16 +93,14 @@ def test_windows_cover_a_sample_and_end_with_it(comm: Any) -> None:
         assert all(b - a <= max(1, int(window * (1 - overlap))) for a, b in itertools.pairwise(found))
 
 
-@pytest.mark.ranks(1)
-def test_part_of_the_weights_is_that_part(comm: Any) -> None:
+def test_part_of_the_weights_is_that_part() -> None:
     whole = blending_weights((9, 20), [dc.Interval(0, 9), dc.Interval(0, 20)], torch.float64)
     part = blending_weights((9, 20), [dc.Interval(2, 5), dc.Interval(11, 20)], torch.float64)
     assert torch.equal(part, whole[2:5, 11:20])
     assert whole.min() >= 1e-3 and torch.equal(whole, whole.flip(0, 1)) and whole.argmax() in (4 * 20 + 9, 4 * 20 + 10)
 
 
-@pytest.mark.ranks(1)
-def test_weights_and_windows_by_hand(comm: Any) -> None:
+def test_weights_and_windows_by_hand() -> None:
     """Windows of four and two rows: half a row from the middle is one standard deviation of one, two of the other."""
     four = torch.tensor([-4.5, -0.5, -0.5, -4.5]).exp()[:, None] * torch.tensor([-2.0, -2.0]).exp()
     found = blending_weights((4, 2), [dc.Interval(0, 4), dc.Interval(0, 2)], torch.float32)
@@ -114,7 +110,7 @@ def test_weights_and_windows_by_hand(comm: Any) -> None:
     assert wide.dtype == torch.float64 and wide.min() == pytest.approx(1e-3)
     numbers = np.arange(3 * 2 * 5 * 7).reshape(3, 2, 5, 7)
     source = BoxFunction(
-        {"x": numbers.shape}, lambda name, box: numbers[tuple(slice(i.start, i.stop) for i in box)], comm
+        {"x": numbers.shape}, lambda name, box: numbers[tuple(slice(i.start, i.stop) for i in box)], MPI.COMM_SELF
     )
     windows = WindowSource(source, "x", (4, 9), 0.5)
     assert (windows.window, windows.space, windows.places) == ((4, 7), (5, 7), [(0, 0), (1, 0)])
@@ -128,10 +124,9 @@ def test_weights_and_windows_by_hand(comm: Any) -> None:
     assert calls == ["check", "close"]
 
 
-@pytest.mark.ranks(1)
-def test_windows_are_blended_by_their_weights(comm: Any) -> None:
+def test_windows_are_blended_by_their_weights() -> None:
     """Three of five rows each, two channels: the one row of both is that of equal weights."""
-    grid = dc.ProcessGrid(comm)
+    grid = dc.ProcessGrid(MPI.COMM_SELF)
     blend, layout = Blend(grid, (5, 4), (3, 4)), dc.Distribution(grid, (None, None, "h", None))
     for first, value in ((0, 1.0), (2, 3.0)):
         window = torch.full((1, 2, 3, 4), value, dtype=torch.float64)

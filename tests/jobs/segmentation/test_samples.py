@@ -1,4 +1,4 @@
-"""Images and label maps opened for training: the same from any layout; their classes; what is refused."""
+"""Images and label maps opened for training: their scaling, their classes; what is refused."""
 
 from __future__ import annotations
 
@@ -20,44 +20,10 @@ from tests.jobs.segmentation.label_maps import GRIDS, arrays, written
 pytestmark = pytest.mark.ranks(1, 2, 3)
 
 
-def as_folder(path: Path, comm: Any) -> Path:
-    if comm.rank == 0:
-        for group, seed, samples in (("train", 0, 5), ("test", 1, 3)):
-            (path / group).mkdir(parents=True)
-            for name, values in zip(("image", "label"), arrays(seed=seed, samples=samples), strict=True):
-                np.save(path / group / f"{name}.npy", values)
-    comm.Barrier()
-    return path
-
-
-def as_zarr(path: Path, comm: Any) -> Path:
-    zarr = pytest.importorskip("zarr")
-    if comm.rank == 0:
-        root = zarr.open_group(path, mode="w")
-        for group, seed, samples in (("train", 0, 5), ("test", 1, 3)):
-            for name, values in zip(("image", "label"), arrays(seed=seed, samples=samples), strict=True):
-                root.create_array(f"{group}/{name}", data=values, chunks=(1, *(1,) * (values.ndim - 3), 3, 3))
-    comm.Barrier()
-    return path
-
-
-@pytest.mark.parametrize("layout", [as_folder, as_zarr])
-def test_layouts_give_the_same_batches_crops_and_mirrors(comm: Any, shared_tmp_path: Path, layout: Any) -> None:
-    paths = written(shared_tmp_path / "a.h5", comm), layout(shared_tmp_path / "b.zarr", comm)
-    grid, found = dc.ProcessGrid(comm, **GRIDS[comm.size]), []
-    for path in paths:
-        samples = open_samples(path, comm, ignore=255)
-        assert (samples.extents, samples.axes, samples.classes) == ((2, 9, 11), "hw", 3)
-        assert (samples.count("train"), samples.count("test"), samples.count("other")) == (5, 3, 0)
-        loader = samples.loader("train", grid, 2, shuffle=True, mirror="hw", crop={"h": 6, "w": 7})
-        found.append([[dc.gather(each) for each in batch.tensors] for batch in loader.epoch(1)])
-        samples.close()
-    assert [each.shape for each in found[0][0]] == [(2, 2, 6, 7), (2, 6, 7)]
-    assert all(a.equal(b) for one, other in zip(*found, strict=True) for a, b in zip(one, other, strict=True))
-
-
 def test_values_are_scaled_by_the_training_images_and_places_counted(comm: Any, shared_tmp_path: Path) -> None:
     samples = open_samples(written(shared_tmp_path / "a.h5", comm), comm, ignore=255)
+    assert (samples.extents, samples.axes, samples.classes) == ((2, 9, 11), "hw", 3)
+    assert (samples.count("train"), samples.count("test"), samples.count("other")) == (5, 3, 0)
     image, label = arrays()
     mean, std = image.mean((0, 2, 3)), image.std((0, 2, 3))
     assert samples.moments.mean == pytest.approx(mean) and samples.moments.std == pytest.approx(std)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -15,8 +14,6 @@ import distconv as dc
 from distconv.jobs.sequence.audio import Clips, Sounds, read_recordings
 from distconv.jobs.sequence.mfcc import CoefficientRecipe, mfcc
 from tests.jobs.sequence.sound_files import RATE, tones, write_file, write_folder
-
-DIGITS = Path(__file__).parents[4] / "shared" / "data" / "audio" / "fsdd_8k.h5"
 
 
 def test_a_file_and_a_folder_have_the_same_sounds(tmp_path):
@@ -124,10 +121,3 @@ def test_ranks_share_the_coefficients(comm):
     found = Sounds(Clips(sounds, labels), RATE, CoefficientRecipe(), comm)
     for index, sound in enumerate(sounds):
         assert np.array_equal(found[index], mfcc(sound, RATE, CoefficientRecipe()))
-
-
-@pytest.mark.skipif(not DIGITS.exists(), reason="needs ../shared/data")
-def test_the_spoken_digits_have_their_official_split():
-    found = read_recordings(DIGITS)
-    assert {group: len(clips.labels) for group, clips in found.groups.items()} == {"train": 2700, "test": 300}
-    assert found.class_names == tuple(map(str, range(10)))

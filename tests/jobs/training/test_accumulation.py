@@ -13,24 +13,11 @@ import pytest
 import distconv as dc
 from distconv.data.loader import Batch, EpochLoader
 from distconv.errors import DataError, DistconvError
-from distconv.jobs.images.classification import ImagePipelineTrainer, ImageSettings, ImageTrainer
+from distconv.jobs.images.classification import ImageSettings, ImageTrainer
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.accumulation import AccumulatedLoader, accumulate_batches
-from distconv.jobs.training.pipelines.options import Pipelining
 from tests.jobs.images.grids import grid_of
 from tests.jobs.images.image_files import written
-
-PIPELINING = Pipelining(
-    schedule="gpipe",
-    replicas=(1, 1),
-    chunks=1,
-    ppv=None,
-    microbatches=2,
-    weights=None,
-    vertical_sync=False,
-    batch_norm="micro",
-    switch_after=None,
-)
 
 
 class Numbers(EpochLoader):
@@ -54,16 +41,15 @@ def test_batches_are_those_of_the_whole_in_parts() -> None:
         AccumulatedLoader(Numbers(11, 6, ("a", "b"), drop_last=True), 2)
 
 
-@pytest.mark.ranks(1, 2, 4)
-@pytest.mark.parametrize("split", ["n", "h"])
-def test_steps_of_parts_are_those_of_the_whole_batch(comm: Any, shared_tmp_path: Path, split: str) -> None:
+@pytest.mark.ranks(1, 2)
+def test_steps_of_parts_are_those_of_the_whole_batch(comm: Any, shared_tmp_path: Path) -> None:
     folder, found = written(comm, shared_tmp_path), []
     settings = ImageSettings(
         "lenet5", batch=12, steps=5, lr=0.01, dtype="float64", clip_norm=1.0
     )  # 40 images: 12, 12, 12, 4
     for count in (1, 3):
         samples = ImageSamples(folder, comm)
-        trainer = ImageTrainer(replace(settings, accumulate=count), samples, dc.ProcessGrid(comm, **{split: comm.size}))
+        trainer = ImageTrainer(replace(settings, accumulate=count), samples, dc.ProcessGrid(comm, n=comm.size))
         losses = [trainer.step(*batch.tensors) for batch in trainer.batches()]
         found.append((losses, [parameter.detach().clone() for parameter in trainer.model.parameters()]))
     (losses, weights), (of_parts, weights_of_parts) = found
@@ -79,6 +65,3 @@ def test_what_cannot_be_accumulated_is_refused(comm: Any, shared_tmp_path: Path)
     trainer = ImageTrainer(ImageSettings("lenet5", batch=12, accumulate=2), samples, grid_of(comm))
     with pytest.raises(DistconvError, match="--capture on: steps with --accumulate"):
         trainer.capture("on")
-    for more in ({"accumulate": 2}, {"ema": 0.9}):
-        with pytest.raises(DistconvError, match="--accumulate, --ema: cannot be combined with a pipeline"):
-            ImagePipelineTrainer(ImageSettings("lenet5", batch=12, **more), samples, PIPELINING)

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from distconv.errors import DataError
-from distconv.jobs.commands import train_classify, train_pointcloud, train_sequence
 from distconv.jobs.training.classifier import Classifier, ClassifierJob, Score, majority_vote, score
 from distconv.jobs.training.settings import TrainingSettings
 
@@ -37,20 +36,6 @@ def test_a_batch_whose_loss_is_infinite_is_named() -> None:
     batch = (4, 7), torch.tensor([0, 1]), torch.tensor([[0.0, math.inf], [0.0, 0.0]])
     with pytest.raises(DataError, match=r"x\.h5: the loss of samples 4 to 7 of 'train' is "):
         score("x.h5", "train", [batch])
-
-
-@pytest.mark.parametrize(
-    ("command", "shown"),
-    [
-        (train_classify, list(range(16))),
-        (train_pointcloud, list(range(8))),
-        (train_sequence, [0, 14, 28, 42, 56, 70, 84, 99]),
-    ],
-    ids=lambda given: getattr(given, "__name__", ""),
-)
-def test_a_picture_shows_some_samples_or_all_if_there_are_few(command: Any, shown: list[int]) -> None:
-    assert list(command.JOB.shown_samples(100)) == shown
-    assert set(command.JOB.shown_samples(3)) == {0, 1, 2}
 
 
 def test_logits_are_checked_before_each_loss_and_in_each_prediction() -> None:

@@ -15,9 +15,9 @@ from mpi4py import MPI
 import distconv as dc
 from distconv.jobs.training import job as of_jobs
 from distconv.jobs.training.job import Job, JobOutcome, capture_choice, train
-from distconv.jobs.training.pipelines.options import Pipelining
 from distconv.jobs.training.settings import TrainingSettings
 from tests.distconv.layouts import raises_everywhere
+from tests.jobs.training.pipelines.pipelined import pipelining
 from tests.jobs.training.stand_in import StandIn
 from tests.jobs.training.test_run import options as options_of_runs
 
@@ -77,22 +77,10 @@ def job(events: list[Any], **more: Any) -> Job:
 
 
 def given(folder: Path, **values: Any) -> Namespace:
-    settings = vars(TrainingSettings(model="net", batch=1))
-    return Namespace(
-        **settings
-        | vars(options_of_runs(folder))
-        | dict(
-            print_config=False,
-            init_from=None,
-            track=None,
-            plan=None,
-            grid=None,
-            device="cpu",
-            method="seq",
-            capture="off",
-        )
-        | values,
-    )
+    settings = vars(TrainingSettings(model="net", batch=1)) | vars(options_of_runs(folder))
+    more: dict[str, Any] = {"print_config": False, "device": "cpu", "method": "seq", "capture": "off"}
+    more |= dict.fromkeys(("init_from", "track", "plan", "grid"))
+    return Namespace(**settings | more | values)
 
 
 @pytest.mark.ranks(1, 2)
@@ -134,10 +122,7 @@ def test_the_options_choose_capture_first_weights_and_the_trainer_of_pipelines(
 
     monkeypatch.setattr(of_jobs, "pipelining_of", lambda options, ranks: None)
     monkeypatch.setattr(of_jobs, "planned_pipelining", lambda options, comm: piped)
-    piped = Pipelining(
-        schedule="gpipe", replicas=(1,), chunks=1, ppv=None, microbatches=1,
-        weights=None, vertical_sync=False, batch_norm="micro", switch_after=None,
-    )  # fmt: skip
+    piped = pipelining(1, "gpipe")
     first: dict[str, list[Any]] = {}
     for name, values in {
         "plain": {},

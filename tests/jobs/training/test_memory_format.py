@@ -51,7 +51,7 @@ def test_formats_by_number_of_dimensions(name: str, dims: int, expected: torch.m
     assert memory_format_of(replace(SETTINGS, memory_format=name), dims) is expected
 
 
-@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.ranks(2)
 def test_both_formats_take_the_same_steps(comm: Any, samples: ImageSamples) -> None:
     losses = {}
     for name in memory_format_module.FORMATS:
@@ -68,7 +68,7 @@ def test_both_formats_take_the_same_steps(comm: Any, samples: ImageSamples) -> N
     assert losses["channels_last"] == pytest.approx(losses["contiguous"], rel=1e-9)
 
 
-@pytest.mark.ranks(1, 2)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("faster", memory_format_module.FORMATS)
 def test_the_faster_format_of_the_slowest_rank_is_taken(
     comm: Any,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,45 +14,8 @@ from distconv.plan import Plan
 from tests.jobs.command_lines import Line, pairs, parsed
 from tests.jobs.training.observed_training import observed
 
-DEFAULTS: dict[str, Any] = {
-    "model": "lenet5",
-    "width": None,
-    "batch": 128,
-    "epochs": 4,
-    "steps": None,
-    "optimizer": "sgd",
-    "optimizer_args": {},
-    "scheduler": "",
-    "scheduler_args": {},
-    "clip_norm": None,
-    "accumulate": 1,
-    "ema": None,
-    "lr": 0.05,
-    "warm_up": 0.1,
-    "momentum": 0.9,
-    "weight_decay": 0.0,
-    "dtype": "float32",
-    "precision": "full",
-    "memory_format": "contiguous",
-    "batch_norm": "global",
-    "shard_optimizer": False,
-    "seed": 0,
-    "drop_last": False,
-    "augment": "",
-}
-"""Settings of ``distconv train classify`` without options."""
-
-RUN: dict[str, Any] = {
-    "out": "runs/classify",
-    "resume": None,
-    "overwrite": False,
-    "track": None,
-    "every": 200,
-    "replicas": None,
-    "trace": None,
-    "device": None,
-    "init_from": None,
-}
+RUN = ("out", "resume", "overwrite", "track", "every", "replicas", "trace", "device", "init_from")
+"""Values of a run. tests/jobs/approved has them, and the settings, without options."""
 
 SETTINGS = (
     [("--width 3", {"width": 3})],
@@ -104,13 +66,15 @@ def test_settings_place_and_run_follow_from_each_pair_of_options(line: Line, mon
     given = dict(line.expected)
     plan = Plan({"*": {"h": RANKS}}, RANKS, batch_norm="local")
     found = observed(monkeypatch, "classify", ["--data", "x", *line.words], ranks=RANKS, plan=plan)
-    settings = DEFAULTS | {name: value for name, value in given.items() if name in DEFAULTS}
+    without = observed(monkeypatch, "classify", ["--data", "x"], ranks=RANKS)
+    defaults = without["settings"]
+    settings = defaults | {name: value for name, value in given.items() if name in defaults}
     if "plan" in given and "batch_norm" not in given:
         settings["batch_norm"] = "local"
     part = settings["batch"] // settings["accumulate"]
     along_n = math.gcd(RANKS, part)
     place = plan if "plan" in given else given.get("grid", {"n": along_n, "h": RANKS // along_n})
-    run = RUN | {name: value for name, value in given.items() if name in RUN}
+    run = {name: given.get(name, without[name]) for name in RUN}
     if run["resume"]:
         run["init_from"] = None
     capture = given.get("capture", "off" if "trace" in given else "auto")
@@ -118,15 +82,6 @@ def test_settings_place_and_run_follow_from_each_pair_of_options(line: Line, mon
     assert (found["place"], found["part"], found["capture"]) == (place, part, capture)
     assert {name: found[name] for name in RUN} == run
     assert found["metrics"] == run["out"] and found["trainer"] == "grid"
-
-
-@pytest.mark.parametrize(("task", "axis"), [("classify", "h"), ("segmentation", "h"), ("sequence", "w")])
-@pytest.mark.parametrize(("batch", "accumulate", "along_n"), [(12, 1, 6), (12, 4, 3), (12, 6, 2), (10, 5, 2)])
-def test_without_a_grid_ranks_divide_what_is_taken_at_a_time(
-    task: str, axis: str, batch: int, accumulate: int, along_n: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["--data", "x", "--batch", str(batch), "--accumulate", str(accumulate)]
-    assert observed(monkeypatch, task, words, ranks=6)["place"] == {"n": along_n, axis: 6 // along_n}
 
 
 def test_options_are_printed_as_a_file_that_is_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

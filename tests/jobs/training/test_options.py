@@ -13,6 +13,7 @@ import distconv as dc
 from distconv.jobs.training import options
 from distconv.jobs.training.settings import TrainingSettings
 from tests.distconv.layouts import raises_everywhere
+from tests.jobs.command_lines import option_tests
 
 
 @pytest.mark.parametrize(
@@ -60,26 +61,6 @@ def test_ranks_divide_the_parts_of_a_batch_and_the_others_an_axis() -> None:
         for words in (["--accumulate", "4"], ["--batch", "3", "--accumulate", "8"], ["--grid", "w=4"]):
             options.parallelism_from_options(parsed(*words), comm, "d")  # type: ignore[arg-type]
     assert seen == [(4, {"n": 2, "d": 2}), (4, {"n": 1, "d": 4}), (4, {"w": 4})]
-
-
-def test_settings_have_the_values_of_the_options() -> None:
-    found = parsed("--batch", "6", "--ema", "0.5", "--batch-norm", "spatial")
-    found.model, found.colour = "unet", "blue"
-    settings = options.settings_from_options(found, More)
-    expected = More("unet", batch=6, lr=0.25, ema=0.5, batch_norm="spatial", colour="blue")
-    assert settings == expected
-
-
-def test_the_place_is_the_grid_or_the_plan_that_was_asked_for(comm, shared_tmp_path) -> None:
-    grid = options.parallelism_from_options(parsed("--grid", f"w={comm.size}"), comm)
-    assert isinstance(grid, dc.ProcessGrid)
-    assert grid.shape["w"] == comm.size
-    if comm.rank == 0:
-        dc.Plan({"*": {"h": comm.size}}, comm.size).save(shared_tmp_path / "plan.json")
-    comm.Barrier()
-    plan = options.parallelism_from_options(parsed("--plan", str(shared_tmp_path / "plan.json")), comm)
-    assert isinstance(plan, dc.Plan)
-    assert plan.layers == {"*": {"h": comm.size}}
 
 
 @pytest.mark.ranks(1, 2)
@@ -131,3 +112,6 @@ def test_what_names_no_device_is_refused_before_anything_runs(name, capsys) -> N
         parsed("--device", name)
     assert ended.value.code == 2
     assert f"argument --device: {name!r} is not cpu, cuda or cuda:N" in capsys.readouterr().err
+
+
+test_options_are_the_approved_ones, _ = option_tests("train classify", "train pointcloud", "train mesh")

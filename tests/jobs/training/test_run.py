@@ -1,4 +1,4 @@
-"""The run of a training job: where it starts, when it evaluates and saves, and its lines of metrics."""
+"""The run of a training job: its folder, when it evaluates and saves, its lines of metrics, and how it is stopped."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ import pytest
 
 from distconv import cli
 from distconv.errors import DataError
-from distconv.jobs.images.classification import ImageTrainer
-from distconv.jobs.training import training
 from distconv.jobs.training.picture import ResultFigure
 from distconv.jobs.training.report import Metrics
 from distconv.jobs.training.run import CHECKPOINTS, prepare_run, take_steps
@@ -120,31 +118,6 @@ def test_nothing_in_the_folder_of_a_run_leads_elsewhere(comm: Any, shared_tmp_pa
         prepare_run(options(shared_tmp_path, overwrite=True), trainer)
     assert [path.name for path in mine.iterdir()] == ["notes"]
     assert (mine / "notes").read_text() == "mine"
-
-
-@on_ranks
-def test_a_finished_run_goes_on_to_more_epochs(
-    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(ResultFigure, "draw", lambda *_: None)
-    # A rate that does not depend on the number of steps: then the longer run is that which was never interrupted.
-    monkeypatch.setattr(training, "learning_rate", lambda step, steps, peak, warm_up: peak / (1 + step))
-    data = written(comm, shared_tmp_path)
-    float64 = ("--dtype", "float64")
-    assert cli.main(command(comm, data, *float64, "--epochs", "3")) == 0
-    comm.Barrier()
-    undisturbed = _steps(data)
-    comm.Barrier()
-    assert cli.main(command(comm, data, *float64, "--epochs", "2", "--overwrite")) == 0
-    capsys.readouterr()
-    assert cli.main(command(comm, data, *float64, "--epochs", "3", "--resume")) == 0
-    comm.Barrier()
-    assert _steps(data) == undisturbed
-    assert len(undisturbed) == 9
-    said = "the run had 6 steps and now has 9: from step 6 on, the learning rate is that of 9 steps"
-    assert (said in capsys.readouterr().out) == (comm.rank == 0)
-    assert cli.main(command(comm, data, *float64, "--epochs", "2", "--resume")) == 2
-    assert ("checkpoint of step 9: later than the 6 steps" in capsys.readouterr().err) == (comm.rank == 0)
 
 
 def _steps(data: Path) -> list[tuple[int, float]]:
@@ -286,93 +259,32 @@ def test_a_signal_in_the_last_step_stops_nothing(comm: Any, shared_tmp_path: Pat
     assert (trainer.step_count, trainer.asked) == (6, [])
 
 
-@pytest.mark.fault(50)
-@pytest.mark.ranks(2)
-def test_what_goes_on_after_a_signal_takes_the_steps_of_an_undisturbed_run(
-    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ResultFigure, "draw", lambda *_: None)
-    data = written(comm, shared_tmp_path)
-    assert cli.main(command(comm, data, "--epochs", "2")) == 0
-    comm.Barrier()
-    undisturbed = [(line["step"], line.get("loss"), line.get("accuracy")) for line in lines_of(data)]
-    comm.Barrier()
-    step = ImageTrainer.step
-
-    def signalled(self: ImageTrainer, *batch: Any) -> float:
-        if self.step_count == 3 and comm.rank == 1:
-            os.kill(os.getpid(), signal.SIGUSR1)
-        return step(self, *batch)
-
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(ImageTrainer, "step", signalled)
-        cli.main(command(comm, data, "--epochs", "2", "--overwrite"))
-    comm.Barrier()
-    assert [each.name for each in (data / "out" / CHECKPOINTS).glob("step-*")] == ["step-000004"]
-    comm.Barrier()
-    assert cli.main(command(comm, data, "--epochs", "2", "--resume")) == 0
-    comm.Barrier()
-    assert [(line["step"], line.get("loss"), line.get("accuracy")) for line in lines_of(data)] == undisturbed
-
-
-@pytest.mark.fault(50)
-def test_the_job_ends_with_the_documented_code(mpiexec: Any, tmp_path: Path) -> None:
-    code = """
-        import os, signal, sys
-        from pathlib import Path
-        from mpi4py import MPI
-        import distconv
-        from distconv.jobs.training.report import Metrics
-        from distconv.jobs.training.run import prepare_run, take_steps
-        from tests.jobs.training.stand_in import StandIn
-        from tests.jobs.training.test_run import options
-        trainer, given = StandIn(MPI.COMM_WORLD), options(Path(sys.argv[1]))
-        prepare_run(given, trainer)
-        step = trainer.step
-        trainer.step = lambda *x: (os.kill(os.getpid(), signal.SIGTERM) if trainer.comm.rank else None, step(*x))
-        with Metrics(Path(given.out), trainer) as metrics:
-            take_steps(given, trainer, metrics)
-    """
-    ended = mpiexec(2, code, str(tmp_path), timeout=60)
-    assert ended.returncode == EXIT_CODE, ended.stderr
-    assert "stopped by a signal after step 1 of 6" in ended.stdout
-    assert "Traceback" not in ended.stderr
-
-
-@pytest.mark.parametrize("script", ["train_classify", "train_mesh"])
-def test_a_job_that_is_stopped_goes_back_into_the_queue_and_resumes(tmp_path: Path, script: str) -> None:
-    _slurm(tmp_path)
-    arguments = ["bash", str(ROOT / "jobs" / f"{script}.sbatch"), "data", "model", str(tmp_path / "out")]
-    if script == "train_mesh":
-        arguments.remove("model")
-    for restarts, code, ended, resumes in ((0, 143, 0, False), (1, 143, 0, False), (1, 0, 0, True), (1, 2, 2, True)):
-        if resumes:
-            (tmp_path / "out" / "checkpoints" / "step-000004").mkdir(parents=True, exist_ok=True)
-        environment = {
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-            "SLURM_RESTART_COUNT": str(restarts),
-            "SLURM_JOB_ID": "7",
-            "CODE": str(code),
-        }
-        found = subprocess.run(arguments, env=environment, capture_output=True, text=True)
-        assert found.returncode == ended, found.stderr
-        assert ("--resume" in found.stdout) == resumes
-        # A start that failed before its first checkpoint left a run that is not worth keeping.
-        assert ("--overwrite" in found.stdout) == (restarts == 1 and not resumes)
-        assert ("scontrol requeue 7" in found.stdout) == (code == 143)
-
-
-@pytest.mark.parametrize(("code", "ended"), [(143, 0), (0, 0), (2, 2)])
-def test_a_script_of_ones_own_goes_back_into_the_queue_when_it_was_stopped(
-    tmp_path: Path, code: int, ended: int
+@pytest.mark.parametrize(
+    ("words", "restarts", "code", "resumes"),
+    [
+        (f"{script} data {model} OUT", restarts, code, resumes)
+        for script, model in (("train_classify", "model"), ("train_mesh", ""))
+        for restarts, code, resumes in ((0, 143, False), (1, 143, False), (1, 0, True), (1, 2, True))
+    ]
+    + [("train_own train.py --epochs 3", 0, code, False) for code in (143, 0, 2)],
+)
+def test_a_job_that_is_stopped_goes_back_into_the_queue_and_resumes(
+    tmp_path: Path, words: str, restarts: int, code: int, resumes: bool
 ) -> None:
     _slurm(tmp_path)
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "CODE": str(code)}
-    arguments = ["bash", str(ROOT / "jobs" / "train_own.sbatch"), "train.py", "--epochs", "3"]
-    found = subprocess.run(arguments, env=environment, capture_output=True, text=True)
-    assert found.returncode == ended, found.stderr
-    assert "srun distconv run train.py --epochs 3" in found.stdout
+    script, *arguments = words.replace("OUT", str(tmp_path / "out")).split()
+    if resumes:
+        (tmp_path / "out" / "checkpoints" / "step-000004").mkdir(parents=True)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    environment = {"PATH": path, "SLURM_RESTART_COUNT": str(restarts), "SLURM_JOB_ID": "7", "CODE": str(code)}
+    command = ["bash", str(ROOT / "jobs" / f"{script}.sbatch"), *arguments]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert found.returncode == (0 if code == 143 else code), found.stderr
+    assert ("--resume" in found.stdout) == resumes
+    # A start that failed before its first checkpoint left a run that is not worth keeping.
+    assert ("--overwrite" in found.stdout) == (restarts == 1 and not resumes)
     assert ("scontrol requeue 7" in found.stdout) == (code == 143)
+    assert script != "train_own" or "srun distconv run train.py --epochs 3" in found.stdout
 
 
 def _slurm(folder: Path) -> None:

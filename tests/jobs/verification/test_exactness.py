@@ -18,49 +18,27 @@ from distconv.jobs.training.settings import TrainingSettings
 from distconv.jobs.verification import exactness
 from distconv.jobs.verification.exactness import Difference, RandomSamples, Run
 from distconv.layers.models import MODELS
-from tests.jobs.command_lines import assert_refused
+from tests.jobs.command_lines import assert_refused, commands_in, option_tests
 
-GRIDS = {
-    1: ["n=1"],
-    2: ["h=2"],
-    3: ["h=3"],
-    4: ["h=2,w=2", "n=2,h=2"],
-    5: ["w=5"],
-}
+GRIDS = {2: ["h=2"], 4: ["h=2,w=2", "n=2,h=2"], 5: ["w=5"]}
 STEPS = 20
-
-
-def settings(model: str, optimizer: str) -> MeshSettings:
-    width = {"unet": 4, "mesh1k": 8}[model]
-    return MeshSettings(model, width, batch=4, steps=STEPS, optimizer=optimizer, lr=exactness.RATE, dtype="float64")
 
 
 @pytest.mark.long
 @pytest.mark.fault(44)
 @pytest.mark.ranks(*GRIDS)
 @pytest.mark.time_limit(300)
-@pytest.mark.parametrize(
-    ("model", "optimizer", "size"),
-    [
-        ("unet", "adam", (50, 36)),
-        pytest.param("mesh1k", "sgd", (64, 64), marks=pytest.mark.slow),
-        pytest.param("unet", "adam", (64, 64), marks=pytest.mark.slow),
-        pytest.param("mesh1k", "sgd", (50, 36), marks=pytest.mark.slow),
-    ],
-    ids=lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else value,
-)
-def test_steps_on_any_grid_equal_those_of_plain_torch(
-    comm: Any, shared_tmp_path: Path, model: str, optimizer: str, size: tuple[int, int]
-) -> None:
+def test_steps_on_any_grid_equal_those_of_plain_torch(comm: Any, shared_tmp_path: Path) -> None:
     path = shared_tmp_path / "samples.h5"
+    settings = MeshSettings("unet", 4, batch=4, steps=STEPS, optimizer="adam", lr=exactness.RATE, dtype="float64")
     if comm.rank == 0:
-        write_synthetic(path, size)  # eight training samples: an epoch has two steps
+        write_synthetic(path, (50, 36))  # eight training samples: an epoch has two steps
     comm.Barrier()
-    expected = exactness.reference(settings(model, optimizer), path, comm)
+    expected = exactness.reference(settings, path, comm)
     assert len(expected.losses) == STEPS
     for text in GRIDS[comm.size]:
         grid = dc.ProcessGrid(comm, **dc.parse_grid(text))
-        found = exactness.train(settings(model, optimizer), path, grid)
+        found = exactness.train(settings, path, grid)
         apart = exactness.difference(found, expected)
         assert apart.loss <= 1e-10, (text, apart)
         assert apart.weight <= 1e-9, (text, apart)
@@ -161,3 +139,6 @@ def test_the_command_compares_and_prints(
 )
 def test_other_extents_are_refused(capsys: pytest.CaptureFixture[str], words: str, message: str) -> None:
     assert_refused(capsys, ["verify", "exactness", *words.split()], message)
+
+
+test_options_are_approved, test_documented_defaults_hold = option_tests(*commands_in(__file__))

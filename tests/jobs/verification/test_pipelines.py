@@ -1,4 +1,4 @@
-"""``distconv verify pipelines``: measured and predicted, and what it refuses."""
+"""``distconv verify pipelines``: timed plans, the printed text, and what it refuses."""
 
 from __future__ import annotations
 
@@ -14,30 +14,27 @@ from distconv.jobs.commands import explore
 from distconv.jobs.planning.pipeline_overheads import assumed_overheads
 from distconv.jobs.verification import pipelines
 from distconv.perfmodel import Machine, predicted_profile
+from distconv.pipeline import PipelinePlan
 from tests.jobs.approved import assert_approved
 from tests.jobs.command_lines import assert_refused
 from tests.jobs.verification.pretended import two_ranks
 
 
-@pytest.mark.long
 @pytest.mark.ranks(2)
-@pytest.mark.time_limit(300)
-def test_what_is_explored_and_what_is_not_are_measured_and_summarised(
-    comm: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiny = argparse.Namespace(model="lenet5", input=(1, 28, 28), batch=4, width=None, classes=10)
-    monkeypatch.setattr(pipelines, "CASES", {"lenet5": tiny})
-    assert cli.main(["verify", "pipelines", "--models", "lenet5", "--rounds", "1"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    if comm.rank:
-        assert lines == []
-        return
-    rows = [line for line in lines if " measured " in line and " predicted " in line]
-    assert len(rows) == 12
-    for name in ("explored", "gpipe, early cut", "pipedream explored", "samples", "rows", "replicas"):
-        assert any(row.split(maxsplit=1)[1].startswith(name) for row in rows)
-    assert "12 configurations: median error" in lines[-2] and "Spearman" in lines[-2]
-    assert lines[-1].startswith("lenet5: the choice (")
+def test_each_plan_is_timed_in_each_round(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = argparse.Namespace(model="lenet5", input=(1, 28, 28), batch=4, width=None, classes=10)
+    plans = {
+        schedule: PipelinePlan("lenet5", 4, 2, ("c5",), (1, 1), (None, None), schedule, microbatches)
+        for schedule, microbatches in (("gpipe", 2), ("pipedream", 1))
+    }
+    asked: list[Any] = []
+    step_s = pipelines.pipeline_step_s
+    monkeypatch.setattr(pipelines, "pipeline_step_s", lambda *given: asked.append(given[1:3]) or step_s(*given))
+    found = pipelines._measured(case, plans, 2, comm)
+    assert [(name, len(times), min(times) > 0) for name, times in found.items()] == [(name, 2, True) for name in plans]
+    assert [(name, tuple(x.shape)) for name, x in asked] == [(name, (4, 1, 28, 28)) for name in plans] * (
+        pipelines.WARM_UP + 2
+    )
 
 
 def test_the_printed_text_and_what_is_measured_are_as_approved(

@@ -1,4 +1,4 @@
-"""``distconv bench layer``: the paper's layers with predictions beside measurements, and the stack."""
+"""``distconv bench layer``: the stack of layers, its report, and what it refuses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distconv.communication.transport import Traffic
 from distconv.jobs.bench.layers import layer
 from tests.jobs.bench import command
 from tests.jobs.bench.layers.test_paper_layers import output
-from tests.jobs.command_lines import assert_refused, parsed
+from tests.jobs.command_lines import assert_refused, commands_in, option_tests, parsed
 
 printing = command.printing
 
@@ -71,3 +71,6 @@ def test_the_printed_text_is_as_approved(printing: command.Printing, monkeypatch
         monkeypatch.setattr(layer, "convolution_split", lambda _, parts, b=blocks: SimpleNamespace(blocks=b))
         print(*(layer._algorithm(split, grid) for grid in grids), sep="\n")
     printing.approve_printed("layer-report")
+
+
+test_options_are_approved, test_documented_defaults_hold = option_tests(*commands_in(__file__))

@@ -1,4 +1,4 @@
-"""``distconv bench sparse``: what it compares is equal, what it prints, what it refuses."""
+"""``distconv bench sparse``: equal gradients of what it compares, the printed text, and what it refuses."""
 
 from __future__ import annotations
 
@@ -15,19 +15,6 @@ from tests.jobs.bench import command
 from tests.jobs.command_lines import assert_refused
 
 printing = command.printing
-
-
-@pytest.fixture
-def no_processes(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The words of processes that would have been started."""
-    asked: list[list[str]] = []
-
-    def instead(words: list[str]) -> Peak:
-        asked.append(words)
-        return Peak(1, 3, 0.0)
-
-    monkeypatch.setattr(sparse, "run_in_new_process", instead)
-    return asked
 
 
 def test_a_surface_has_the_voxels_it_should_each_once_most_with_neighbours() -> None:
@@ -47,27 +34,6 @@ def test_sparse_and_dense_compute_the_same_gradient() -> None:
     found = [step() for step in sparse.variants(9, 3, names).values()]
     for gradient in found[:2]:
         torch.testing.assert_close(gradient, found[2], rtol=1e-4, atol=1e-3)
-
-
-def test_it_prints_a_table_and_json_and_leaves_out_what_is_too_large(
-    capsys: pytest.CaptureFixture[str], no_processes: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    estimate = sparse.dense_bytes
-    monkeypatch.setattr(
-        sparse,
-        "dense_bytes",
-        lambda resolution, channels: 1 << 31 if resolution == 9 else estimate(resolution, channels),
-    )
-    arguments = ["--resolution", "8", "9", "--channels", "2", "--rounds", "1", "--cap", "1"]
-    assert cli.main(["bench", "sparse", *arguments]) == 0
-    assert [words[2] for words in no_processes] == [sparse.SPARSE, sparse.DENSE, sparse.SPARSE]
-    lines = capsys.readouterr().out.splitlines()
-    assert "submanifold convolution 3^3, 2 -> 2" in lines[0] and "512 voxels of 8^3" in lines
-    small, large = json.loads(lines[-1])["resolution"].values()
-    assert small["sites"] == 512 and small["dense_estimate_bytes"] == 4 * 4 * 2 * 512
-    assert set(small["median_s"]) == {sparse.SPARSE, sparse.BUILT, sparse.DENSE}
-    assert set(large["median_s"]) == {sparse.SPARSE, sparse.BUILT}
-    assert small["memory_bytes"] == {sparse.SPARSE: 2, sparse.DENSE: 2}
 
 
 @pytest.mark.parametrize("name", [sparse.SPARSE, sparse.DENSE])

@@ -1,6 +1,6 @@
-"""What each way of keeping memory takes, a table: ``python -m tests.jobs.bench.steps.allocator_table vnet:2 ten:2``.
+"""What each way of keeping memory takes, a table: ``python -m tests.jobs.bench.steps.allocator_table vnet:2``.
 
-Each word is a workload and its ranks. Every way takes turns in jobs of its own, as a script of a user's would have it;
+A word is the network and its ranks. Every way takes turns in jobs of its own, as a script of a user's would have it;
 of an allocator that is installed as by ``distconv run``. Printed are the peak of the worst rank (VmHWM), the median
 seconds of a step but the first, and the median processor time of one, which other work on the machine hardly changes.
 """
@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from mpi4py import MPI
@@ -21,7 +21,6 @@ from torch import nn
 
 import distconv as dc
 from distconv.jobs.training.report import peak_memory_bytes
-from distconv.layers.models import mesh1k, resnet50, unet, unet3d, vgg16_bn
 from distconv.process.launchers import environment_without_launcher
 from distconv.process.memory import allocator, caching_allocators
 from tests.jobs.bench.steps import memory_networks as networks
@@ -48,47 +47,17 @@ def _training(model: nn.Module, axis: str, *shape: int, dtype: torch.dtype = tor
     return step
 
 
-def _stack() -> nn.Module:
-    return nn.Sequential(*(layer for _ in range(4) for layer in (nn.Conv2d(16, 16, 3, padding=1), nn.ReLU())))
-
-
-def _ten() -> Iterator[Step]:
-    yield _training(networks.monai_unet(), "h", 1, 4, 256, 256)
-    yield _training(unet3d(), "d", 1, 1, 48, 48, 48)
-    yield _training(networks.vnet(), "d", 1, 1, 32, 32, 32, dtype=torch.float64)
-    yield _training(mesh1k(), "h", 1, 18, 256, 256)
-    yield _training(networks.segresnet(), "d", 1, 1, 48, 48, 48)
-    yield _training(networks.own(), "h", 1, 4, 256, 256)
-    yield _training(networks.transformer(), "n", 4, 3, 128, 128)
-    yield _training(vgg16_bn(), "n", 16, 3, 32, 32)
-    yield _training(networks.monai_unet3d(), "d", 1, 1, 48, 48, 48)
-    yield _training(unet(), "h", 1, 18, 256, 256)
-
-
-WORKLOADS: dict[str, tuple[int, Callable[[], Iterator[Step]]]] = {
-    "vnet": (3, lambda: iter([_training(networks.vnet(), "d", 1, 1, 32, 32, 32, dtype=torch.float64)])),
-    "mesh1k": (2, lambda: iter([_training(mesh1k(), "h", 1, 18, 1024, 1024)])),
-    "resnet50": (4, lambda: iter([_training(resnet50(), "n", 8, 3, 224, 224)])),
-    "convolutions": (8, lambda: iter([_training(_stack(), "h", 1, 16, 1024, 1024)])),
-    "ten": (2, _ten),
-}
-"""Steps of each network, and the networks."""
-
-
 def measure(name: str) -> None:
-    """Run a workload and print its peak and its times. Collective."""
+    """Train a network and print its peak and its times. Collective."""
     torch.manual_seed(0)
     world = MPI.COMM_WORLD
-    count, build = WORKLOADS[name]
-    times = []
-    for step in build():
-        for _ in range(count):
-            world.Barrier()
-            started, used = time.perf_counter(), time.process_time()
-            step()
-            world.Barrier()
-            times.append((time.perf_counter() - started, time.process_time() - used))
-        del step
+    step, times = _training(getattr(networks, name)(), "d", 1, 1, 32, 32, 32, dtype=torch.float64), []
+    for _ in range(3):
+        world.Barrier()
+        started, used = time.perf_counter(), time.process_time()
+        step()
+        world.Barrier()
+        times.append((time.perf_counter() - started, time.process_time() - used))
     peak = max(world.allgather(peak_memory_bytes())) / 2**20
     seconds, processor = (statistics.median(each) for each in zip(*times[1:], strict=True))
     if world.rank == 0:

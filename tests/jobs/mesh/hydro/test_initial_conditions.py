@@ -1,4 +1,4 @@
-"""Initial conditions: fixed by their seed, of cells of one size, transonic."""
+"""Initial conditions: their fields as approved, cells of one size, flows without sources."""
 
 from __future__ import annotations
 
@@ -25,14 +25,6 @@ pytestmark = pytest.mark.time_limit(240)  # the first that comes compiles the ke
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_seed_fixes_the_initial_condition(family: str) -> None:
-    first, again, other = (initial_condition(family, 32, run_seed(0, 0, 0, index)) for index in (0, 0, 1))
-    np.testing.assert_array_equal(first.u, again.u)
-    np.testing.assert_array_equal(first.density, again.density)
-    assert np.abs(first.u - other.u).max() > 0.01
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 def test_the_fields_of_a_family_are_as_approved(family: str) -> None:
     lines = []
     for index in range(3):
@@ -54,15 +46,6 @@ def test_cells_keep_their_size_whatever_the_number(family: str) -> None:
         assert 0.7 < smallest < 0.9999
 
 
-@pytest.mark.parametrize("family", ["taylor-green", "vortices", "shear"])
-def test_flows_are_transonic(family: str) -> None:
-    for index in range(6):
-        start = initial_condition(family, 128, run_seed(0, 0, 0, index))
-        sound = np.sqrt(start.gamma * start.pressure / start.density).mean()
-        # The nominal range is 0.5 to 1.2 at unit density.
-        assert 0.4 < np.quantile(np.hypot(start.u, start.v), 0.99) / sound < 1.5
-
-
 def sketch(size: int = 32) -> Sketch:
     return Sketch(np.random.default_rng(0), size)
 
@@ -76,13 +59,6 @@ def test_a_stream_function_makes_a_flow_of_the_speed_asked_for_without_sources()
     cell = 1.0 / CELLS_PER_UNIT
     u_x, v_y = np.gradient(drawn.u, cell, axis=1), np.gradient(drawn.v, cell, axis=0)
     assert np.abs((u_x + v_y)[2:-2, 2:-2]).max() < 1e-9 * np.abs(u_x).max()
-
-
-def test_vortices_have_images_so_that_nothing_flows_through_the_walls() -> None:
-    start = initial_condition("vortices", 128, run_seed(0, 0, 1, 0))  # wide enough that images of images do not reach
-    fastest = np.hypot(start.u, start.v).max()
-    assert np.abs(start.u[:, [0, -1]]).max() < 1e-5 * fastest
-    assert np.abs(start.v[[0, -1]]).max() < 1e-5 * fastest
 
 
 def test_splines_add_up_to_one_and_follow_a_line() -> None:

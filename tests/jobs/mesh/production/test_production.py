@@ -1,4 +1,4 @@
-"""Runs on all ranks together: the same file on any number of them, also after an interruption."""
+"""Runs on all ranks: the same file on any number of them, and a stream that gives nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distconv.errors import DataError
 from distconv.jobs.mesh.dataset import generate
 from distconv.jobs.mesh.production import production
 from distconv.jobs.mesh.production.parts import RunFolder, streams
-from distconv.jobs.mesh.production.run import Criteria, perform_run
+from distconv.jobs.mesh.production.run import Criteria
 from tests.jobs.mesh.mesh_files import SIZE
 
 pytestmark = pytest.mark.time_limit(240)  # the first that comes compiles the kernels
@@ -48,39 +48,6 @@ def test_any_number_of_ranks_makes_the_same_file(comm: Any, shared_tmp_path: Pat
     alone = generate(shared_tmp_path / f"alone-{comm.rank}.h5", **arguments)
     assert together.samples == alone.samples == 4
     assert_same(content(shared_tmp_path / "together.h5"), content(shared_tmp_path / f"alone-{comm.rank}.h5"))
-
-
-@pytest.mark.long
-def test_an_interrupted_generation_goes_on_where_it_stopped(
-    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "mesh.h5"
-    done: list[Any] = []
-
-    def interrupted(*arguments: Any) -> Any:
-        if len(done) == 4:
-            raise KeyboardInterrupt
-        done.append(arguments)
-        return perform_run(*arguments)
-
-    monkeypatch.setattr(production, "perform_run", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        generate(path, size=SIZE, samples=7, heldout=5, seed=3, progress=False)
-    assert not path.exists()
-    # The first of these only warmed up the compiler.
-    assert len(list((tmp_path / "mesh.h5.parts").glob("*.npz"))) == 3
-
-    resumed: list[Any] = []
-
-    def counted(*arguments: Any) -> Any:
-        resumed.append(arguments)
-        return perform_run(*arguments)
-
-    monkeypatch.setattr(production, "perform_run", counted)
-    summary = generate(path, size=SIZE, samples=7, heldout=5, seed=3, progress=False)
-    assert len(resumed) - 1 == summary.runs - 3
-    assert_same(content(path), content(small))
-    assert not (tmp_path / "mesh.h5.parts").exists()
 
 
 def test_a_stream_that_gives_nothing_ends_with_an_error(tmp_path: Path) -> None:

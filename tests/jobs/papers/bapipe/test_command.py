@@ -1,20 +1,22 @@
-"""BaPipe's tables: the networks are the paper's, what is fitted gives what it was fitted to, and the directions."""
+"""BaPipe's tables: the networks, fitted links, directions of speedups, and the printed text."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
-from distconv import cli
 from distconv.jobs.papers.bapipe import command, cuts, fpga, largest_model
 from distconv.jobs.papers.bapipe.networks import gnmt, networks
 from distconv.perfmodel.exploration.candidate_stages import ExplorationContext
 from distconv.perfmodel.machine.machine import Machine
+from distconv.perfmodel.profiles.layer_profile import Layer, Profile
 from distconv.perfmodel.stages.devices import Device
-from tests.jobs.command_lines import assert_refused
+from tests.jobs.approved import assert_approved
+from tests.jobs.command_lines import assert_refused, commands_in, noting, option_tests, parsed
 
 V100 = Machine.load("v100-pcie")
 
@@ -65,8 +67,6 @@ def test_the_fitted_link_gives_the_figures_it_was_fitted_to():
     [  # the harder neighbours of each inequality
         ("ResNet-50", 4, 32, 32, FASTER, 0, 1),
         ("GNMT-8", 4, 32, 64, FITTED, 3, 99),
-        pytest.param("ResNet-50", 8, 64, 32, FASTER, 0, 1, marks=pytest.mark.slow),
-        pytest.param("GNMT-8", 8, 64, 64, FITTED, 3, 99, marks=pytest.mark.slow),
         ("VGG-16", 4, 128, 8, FITTED, 1.5, 99),
         ("VGG-16", 8, 512, 8, FITTED, 0, 1),
         ("VGG-16", 8, 512, 8, FASTER, 1, 99),
@@ -74,17 +74,6 @@ def test_the_fitted_link_gives_the_figures_it_was_fitted_to():
 )
 def test_a_pipeline_beats_data_parallelism_where_the_paper_says(model, gpus, microbatches, size, neighbours, low, high):
     assert low < speedup(model, gpus, "1f1b-so", microbatches, size, neighbours) < high
-
-
-@pytest.mark.slow
-@pytest.mark.time_limit(600)
-def test_table_iii_is_printed_and_written(tmp_path, capsys):
-    path = tmp_path / "table.json"
-    assert cli.main(["reproduce", "bapipe", "--tables", "III", "--json", str(path)]) == 0
-    rows = json.loads(path.read_text())["III"]
-    assert [(row["model"], row["gpus"]) for row in rows] == [(row.model, row.gpus) for row in command.TABLE_III]
-    assert all(row["speedup"]["joint"] >= row["speedup"]["pipeline"] for row in rows)
-    assert "1.17 GB/s between GPUs (fitted" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["1f1b-sno", "1f1b-so"])
@@ -135,3 +124,54 @@ def test_the_fpgas_speedups_are_on_both_sides_of_the_papers_and_grow_with_their_
 )
 def test_bad_input_ends_with_one_line(arguments, text, capsys):
     assert_refused(capsys, ["reproduce", "bapipe", "--tables", "IV", *arguments], text)
+
+
+test_options_are_approved, test_documented_defaults_hold = option_tests(*commands_in(__file__))
+
+
+def by_hand(parameter_bytes: float) -> Callable[[int], Profile]:
+    """A network of eight layers whose times and outputs grow with the samples."""
+
+    def layer(index: int, size: int) -> Layer:
+        times = size * 1e-5 * (1 + index % 3), size * 2.1e-5 * (1 + index % 3)
+        return Layer(f"l{index}", *times, size * 1e4, parameter_bytes)
+
+    return lambda size: Profile([layer(index, size) for index in range(8)])
+
+
+def test_rows_of_table_iii_are_printed_as_approved(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of small networks, with many and with few parameters."""
+    profiles = {"VGG-16": by_hand(4e7), "ResNet-50": by_hand(4e4)}
+    monkeypatch.setattr(command, "networks", lambda machine: profiles)
+    rows = tuple(row for row in command.TABLE_III if row.model in profiles and row.gpus < 8)
+    monkeypatch.setattr(command, "TABLE_III", rows)
+    machine = Machine.load("v100-pcie")
+    given = command.table_iii(machine, 16e9, 2e9)
+    command.table_iii(machine, 16e9, None)
+    command.table_iii(machine, None, None)
+    assert_approved("bapipe-table-iii", capsys.readouterr().out)
+    assert [(row["model"], row["gpus"]) for row in given] == [(row.model, row.gpus) for row in rows]
+
+
+def test_the_table_of_cuts_is_printed_as_approved(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The returned numbers are those in the table. The network is small."""
+    monkeypatch.setattr(cuts, "networks", lambda machine: {"small": by_hand(4e6)})
+    rows = cuts.cuts_table(Machine.load("v100-pcie"))
+    printed = capsys.readouterr().out
+    assert_approved("bapipe-cuts", printed)
+    for row in rows:
+        assert f"{row['bapipe_s']:.3f} ({row['bapipe_over']:.3f})" in printed
+        assert f"{row['searched_s']:.3f} ({row['searched_over']:.3f})" in printed
+
+
+def test_tables_are_for_the_machine_and_links_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+
+    monkeypatch.setattr(command, "fitted_machine", lambda machine: f"fitted {machine.name}")
+    for name in ("schedules_table", "table_iii", "table_iv", "table_vi", "cuts_table"):
+        monkeypatch.setattr(command, name, noting(lines, name))
+    links = "--machine localhost --link 16GB/s --neighbours 2GB/s"
+    for words in ("", "--tables III", "--tables cuts I-II", links):
+        lines.append(f"reproduce bapipe {words}")
+        command._tables(parsed("reproduce bapipe", *words.split()))
+    assert_approved("bapipe-tables", "\n".join(lines))

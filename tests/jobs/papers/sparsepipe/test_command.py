@@ -1,17 +1,22 @@
-"""``distconv reproduce sparsepipe``: its table of mixed GPUs against costs by hand and searches by brute force."""
+"""``distconv reproduce sparsepipe``: its table of mixed GPUs against costs by hand, options, and the printed text."""
 
 from __future__ import annotations
 
-import itertools
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from distconv import cli
+from distconv.jobs.papers.sparsepipe import command
 from distconv.jobs.papers.sparsepipe import setting as published
 from distconv.jobs.papers.sparsepipe.command import mixed_table
 from distconv.perfmodel.profiles.layer_profile import ProfileError
-from tests.jobs.command_lines import assert_refused
-from tests.perfmodel.stages.partitions import random_profile, reference_time, split_counts
+from tests.jobs.approved import assert_approved
+from tests.jobs.command_lines import assert_refused, commands_in, noting, on_any_machine, option_tests, parsed
+from tests.perfmodel.stages.partitions import random_profile, reference_time
 
 LAYERS = 52
 """Of VGG16-BN; the paper, and the roofline, count one more, which flattens."""
@@ -58,17 +63,6 @@ def test_times_are_those_of_eqs_4_and_5_by_hand(rows, source):
         )
 
 
-@pytest.mark.long
-def test_no_two_stages_and_no_other_method_are_faster_than_exact(rows, source):
-    for row, gpus in zip(rows, published.TABLE_III, strict=True):
-        exact = row["time_s"]["exact"]
-        assert exact <= min(*row["time_s"].values(), row["published_s"])
-        for cut, held in itertools.product(range(4, LAYERS, 13), split_counts(list(gpus.counts.values()), 2)):
-            if all(map(sum, held)):
-                named = [{n: c for n, c in zip(gpus.counts, counts, strict=True) if c} for counts in held]
-                assert exact <= by_eqs_4_and_5(source, gpus.counts, [cut], named) * (1 + 1e-12)
-
-
 def test_the_papers_groups_have_the_best_cuts_of_all(rows, source):
     for row, gpus in zip(rows, published.TABLE_III, strict=True):
         if len(gpus.assignment) == 2:
@@ -112,3 +106,31 @@ def test_measured_layers_take_together_what_the_paper_measured_on_one_gpu():
         assert [each / seconds[0] for each in seconds[1:]] == pytest.approx(ratios)
     with pytest.raises(ProfileError):
         published.as_measured(published.MEASURED.with_name("nothing.json"))
+
+
+test_options_are_approved, test_documented_defaults_hold = option_tests(*commands_in(__file__))
+
+
+def test_tables_are_printed_as_approved(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed, name in ((1, "one"), (2, "two")):
+        random_profile(seed).save(tmp_path / f"{name}.json")
+    words = "one.json two.json --devices 2 3 --bandwidth 2e9 --gigabits 2.5 10 --messages 4"
+    assert cli.main(["reproduce", "sparsepipe", *words.split()]) == 0
+    assert_approved("sparsepipe", re.sub(r"[\d.]+ ms \(", "T ms (", capsys.readouterr().out))
+
+
+def test_tables_are_of_what_the_options_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+
+    source = SimpleNamespace(name="source")
+    source.with_larger_messages = noting(lines, "larger messages", source)
+    monkeypatch.setattr(command, "mixed_table", noting(lines, "mixed", []))
+    monkeypatch.setattr(command, "profile_table", noting(lines, "profiles", []))
+    monkeypatch.setattr(command.published, "by_roofline", noting(lines, "roofline", source))
+    monkeypatch.setattr(command.published, "as_measured", noting(lines, "measured", [source]))
+    settings = "--devices 3 5 --bandwidth 5e8 --gigabits 1 40 --messages 3 --measured other.json --measured-batch 8"
+    for words in ("net.json", f"net.json {settings}"):
+        lines.append(f"reproduce sparsepipe {words}")
+        command._tables(parsed("reproduce sparsepipe", *words.split()))
+    assert_approved("sparsepipe-options", on_any_machine("\n".join(lines)))

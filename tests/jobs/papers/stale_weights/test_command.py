@@ -1,22 +1,29 @@
-"""``distconv reproduce stale-weights``: what a run does, how the experiment goes on, its table, what it refuses."""
+"""``distconv reproduce stale-weights``: runs, their results, table and figure, and bad input."""
 
 from __future__ import annotations
 
 import json
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from mpi4py import MPI
 from torch.nn import functional as F
 
 from distconv import cli
 from distconv.jobs.images.samples import ImageSamples
+from distconv.jobs.papers.stale_weights import command, picture
 from distconv.jobs.papers.stale_weights.recipes import RECIPES, TrainingVariant, VariantError
 from distconv.jobs.papers.stale_weights.table import FinishedRuns, VariantRow, rows_of, table
 from distconv.jobs.papers.stale_weights.training import TrainingRun, batches, build, held_out, train
 from distconv.pipeline import SerialPipeline, split
-from tests.jobs.command_lines import assert_refused
+from tests.jobs.approved import assert_approved
+from tests.jobs.approved.figures import approve_figures
+from tests.jobs.command_lines import assert_refused, commands_in, option_tests, parsed
 from tests.jobs.images import image_files
 
 TINY = TrainingRun("lenet5", None, "nonpipelined", 0, 6, 6, 8, "tiny", 40, 21)
@@ -25,15 +32,15 @@ ALL = ["nonpipelined", "1", "1,2,3,4", "hybrid:2", "stash:1,2"]
 
 
 @pytest.fixture
-def folder(tmp_path, comm):
-    """A small MNIST. The job is one process; ``comm`` only says that this test needs MPI."""
+def folder(tmp_path):
+    """A small MNIST."""
     image_files.write_mnist(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
-def samples(folder, comm):
-    opened = ImageSamples(folder, comm)
+def samples(folder):
+    opened = ImageSamples(folder, MPI.COMM_SELF)
     yield opened
     opened.close()
 
@@ -43,10 +50,6 @@ def arguments(folder, *more):
     return [*COMMAND, "lenet5", *data, "--iterations", "4", "--batch", "8", *more]
 
 
-on_one_rank = pytest.mark.ranks(1)
-
-
-@on_one_rank
 @pytest.mark.parametrize("schedule", [6, 20])
 def test_a_nonpipelined_run_is_plain_training_with_sgd_and_the_falling_rate(samples, schedule):
     test = held_out(samples)
@@ -72,7 +75,6 @@ def test_a_nonpipelined_run_is_plain_training_with_sgd_and_the_falling_rate(samp
     assert found["accuracy"] == pytest.approx(correct.double().mean().item(), abs=1e-12)
 
 
-@on_one_rank
 def test_a_hybrid_is_pipelined_for_two_thirds_of_its_iterations(samples, monkeypatch):
     made = []
     switch = SerialPipeline.switch
@@ -84,7 +86,6 @@ def test_a_hybrid_is_pipelined_for_two_thirds_of_its_iterations(samples, monkeyp
     assert made == [0] and found["curve"][0][0] == 6 and found["stale_share"] == pytest.approx(2572 / 61706)
 
 
-@on_one_rank
 @pytest.mark.parametrize(("text", "weights"), [("stash:1,2", "stash"), ("1,2", "newest")])
 def test_backward_passes_have_the_weights_that_the_variant_says(samples, text, weights):
     """Its last losses are those of the serial pipeline, whose numbers tests/pipeline/reference shows."""
@@ -108,26 +109,11 @@ def test_backward_passes_have_the_weights_that_the_variant_says(samples, text, w
     assert found["curve"][0][2] == pytest.approx(sum(losses) / 12, rel=1e-6)
 
 
-@pytest.mark.long
-@on_one_rank
-def test_every_variant_of_every_recipe_trains(samples, tmp_path_factory, comm):
-    cifar = tmp_path_factory.mktemp("cifar")
-    image_files.write_cifar(cifar)
-    for name, recipe in RECIPES.items():
-        data = samples if name == "lenet5" else ImageSamples(cifar, comm)
-        test = held_out(data)
-        for variant in recipe.variants:
-            found = train(TrainingRun(name, 8, variant, 0, 3, 3, 8, "tiny", 0, 0), data, test, 1)
-            assert found["diverged_at"] is None and 0 <= found["accuracy"] <= 1 and len(found["curve"]) == 1
-
-
-@on_one_rank
 def test_a_run_that_diverges_ends_there_and_says_so(samples):
     found = train(replace(TINY, variant="1@1e30", iterations=40), samples, held_out(samples), 2)
     assert 0 < found["diverged_at"] < 40
 
 
-@on_one_rank
 def test_an_experiment_that_was_stopped_makes_only_the_runs_that_are_missing(folder, capsys):
     assert cli.main(arguments(folder, "--seeds", "0", "--variants", *ALL)) == 0
     first = (folder / "r.jsonl").read_text()
@@ -140,13 +126,6 @@ def test_an_experiment_that_was_stopped_makes_only_the_runs_that_are_missing(fol
     again, before = json.loads(lines[5]), json.loads(first.splitlines()[4])
     assert again["run"] == before["run"] and again["result"]["curve"] == before["result"]["curve"]
     assert (folder / "r.png").stat().st_size > 0
-
-
-@on_one_rank
-def test_other_settings_are_other_runs(folder, capsys):
-    assert cli.main(arguments(folder, "--seeds", "0", "--variants", "1")) == 0
-    assert cli.main(arguments(folder, "--seeds", "1", "--variants", "1", "nonpipelined")) == 0
-    assert "2 of 2 runs are to be made" in capsys.readouterr().out
 
 
 def test_the_drop_is_taken_seed_by_seed():
@@ -185,7 +164,6 @@ def test_what_is_no_variant_is_refused(text):
         TrainingVariant.parse(text)
 
 
-@on_one_rank
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -201,13 +179,74 @@ def test_bad_input_is_one_line(folder, capsys, more, message):
     assert_refused(capsys, arguments(folder, "--seeds", "0", *more), message)
 
 
-@on_one_rank
 def test_images_that_are_too_small_are_refused(folder, capsys):
     text = "images of (1, 28, 28), but vgg16_bn needs (32, 32) or more"
     assert_refused(capsys, [*COMMAND, "vgg16_bn", *arguments(folder)[3:]], text)
 
 
-@on_one_rank
-def test_data_without_test_images_are_refused(tmp_path, comm, capsys):
+def test_data_without_test_images_are_refused(tmp_path, capsys):
     image_files.write_hdf5(tmp_path / "train.h5", {"": 20})
     assert_refused(capsys, arguments(tmp_path), ": no test images")
+
+
+test_options_are_approved, test_documented_defaults_hold = option_tests(*commands_in(__file__))
+
+
+SAMPLES: Any = SimpleNamespace(
+    extents=(3, 64, 64),
+    groups={"train": SimpleNamespace(labels=range(50)), "test": SimpleNamespace(labels=range(20))},
+)
+
+
+def test_runs_are_those_of_the_options_or_else_of_the_recipe() -> None:
+    settings = "--variants 1 nonpipelined --seeds 4 2 --iterations 60 --schedule 1000000 --batch 8 --width 5"
+    lines = []
+    for network in RECIPES:
+        for words in ("", settings):
+            runs = command.runs_of(parsed("reproduce stale-weights", network, "--data", "d/e", *words.split()), SAMPLES)
+            lines.append(f"{runs[0]}; {', '.join(f'{run.variant} {run.seed}' for run in runs)}")
+            assert len({replace(run, variant="", seed=0) for run in runs}) == 1
+    assert_approved("stale-weights-runs", "\n".join(lines))
+
+
+def test_settings_and_progress_are_printed_as_approved(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    for network in RECIPES:
+        for more in ([], ["--width", "8", "--batch", "4", "--iterations", "30", "--schedule", "90"]):
+            options = parsed("reproduce stale-weights", network, "--data", "/mnt/pictures", *more)
+            print(command._settings(command.runs_of(options, SAMPLES)[0]))
+    monkeypatch.setattr(command, "split", lambda model, placement: None)
+    monkeypatch.setattr(command, "build", lambda run, samples: None)
+    monkeypatch.setattr(command, "held_out", lambda samples: "held out")
+    results = iter([RESULTS["1"][0], RESULTS["1"][1], RESULTS["nonpipelined"][0]])
+    monkeypatch.setattr(command, "train", lambda run, samples, test, evaluations: next(results))
+    options = parsed("reproduce stale-weights", *"lenet5 --data x --seeds 0 --variants 1 2 nonpipelined".split())
+    runs = command.runs_of(options, SAMPLES)
+    command.make(runs, command.FinishedRuns(tmp_path / "runs.jsonl"), SAMPLES, 2)
+    command.make(runs, command.FinishedRuns(tmp_path / "runs.jsonl"), SAMPLES, 2)
+    print(table(ROWS))
+    assert_approved("stale-weights", capsys.readouterr().out)
+
+
+def result(accuracy: float, share: float, diverged_at: int | None, curve: list[Any]) -> dict[str, Any]:
+    return {
+        "accuracy": accuracy,
+        "stale_share": share,
+        "diverged_at": diverged_at,
+        "curve": curve,
+        "seconds": 600.0 * (1 + accuracy),
+    }
+
+
+RESULTS = {
+    "nonpipelined": {0: result(0.91, 0.0, None, [(3, 0.5, 1.0), (6, 0.9, 0.5)])},
+    "1": {
+        0: result(0.875, 0.25, None, [(3, 0.4, 1.0), (6, 0.8, 0.5)]),
+        1: result(0.125, 0.25, 5, [(3, 0.2, 1.0)]),
+    },
+}
+ROWS = [VariantRow(variant, results, RESULTS["nonpipelined"]) for variant, results in RESULTS.items()]
+
+
+def test_the_figure_of_curves_and_accuracies_is_as_approved(monkeypatch: pytest.MonkeyPatch) -> None:
+    approve_figures(monkeypatch, picture, "stale-weights")
+    picture.draw(Path("x.png"), ROWS, "a title")

@@ -68,18 +68,3 @@ def test_what_makes_no_batch_or_keeps_no_point_is_refused(tmp_path: Path) -> Non
     with pytest.raises(DataError, match=r"--keep 0\.01: no point is left of 20. Use a larger --keep or --points"):
         loader_of(MPI.COMM_SELF, samples, recipe=VoxelRecipe(8, points=20, keep=0.01))
     samples.close()
-
-
-def test_each_epoch_draws_other_points_in_another_order(tmp_path: Path) -> None:
-    write_ours(tmp_path / "x.h5")
-    samples = CloudSamples(tmp_path / "x.h5", MPI.COMM_SELF)
-    loader = loader_of(MPI.COMM_SELF, samples, shuffle=True, placed=lambda x: x, batch=5)
-    (first,), (second,) = loader.epoch(0), loader.epoch(1)
-    assert sorted(first.samples) == sorted(second.samples) and first.samples != second.samples
-
-    def voxels(batch: Any, sample: int) -> list[list[int]]:
-        coords = batch.tensors[0].coords
-        return coords[coords[:, 0] == batch.samples.index(sample), 1:].tolist()  # type: ignore[no-any-return]
-
-    assert all(voxels(first, sample) != voxels(second, sample) for sample in range(5))
-    samples.close()

@@ -1,4 +1,4 @@
-"""``distconv verify conformance``: a part of its table, its lines and totals, its page, past what hangs."""
+"""``distconv verify conformance``: its table, its lines and totals, its page, and bad input."""
 
 from __future__ import annotations
 
@@ -16,23 +16,11 @@ from distconv.jobs.verification.conformance.families import TABLE
 from distconv.jobs.verification.engine import launch
 from distconv.jobs.verification.engine.journal import Journal, Key, Line, read_json
 from distconv.jobs.verification.engine.layouts import KINDS, layouts
-from distconv.jobs.verification.engine.runner import CaseRun
-from distconv.jobs.verification.engine.verdicts import BAD, Verdict
-from tests.jobs.command_lines import assert_refused
+from distconv.jobs.verification.engine.verdicts import Verdict
+from tests.jobs.command_lines import assert_refused, commands_in, option_tests
 
 ROOT = Path(__file__).resolve().parents[4]
 PAGE = ROOT / "docs" / "evidence" / "conformance.md"
-
-
-@pytest.mark.long
-@pytest.mark.ranks(4)
-@pytest.mark.time_limit(120)
-@pytest.mark.parametrize("family", TABLE)
-def test_a_part_of_the_table_has_nothing_wrong(comm, family):
-    run = CaseRun(comm)
-    lines = [line for case in TABLE[family][::25] for line in run.lines(family, case)]
-    assert not [line for line in lines if line.verdict in BAD]
-    assert any(line.verdict is Verdict.EXACT for line in lines)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8])
@@ -156,3 +144,6 @@ def test_the_page_has_the_rows_and_cells_of_the_table():
     assert rows(data) == expected, f"run: distconv verify conformance --page {PAGE.relative_to(ROOT)} --ranks 2,3,4,6"
     torchs = {operator for _, operator, _ in rows(data, [OPERATORS])}
     assert torchs < set(samples.names()) and len(torchs) > 700
+
+
+test_options_are_approved, test_documented_defaults_hold = option_tests(*commands_in(__file__))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,18 +128,6 @@ def test_cases_that_the_journal_holds_are_not_computed_again(tmp_path):
     assert computed == [("a", "2"), ("a", "3"), ("b", "1")]
     assert told == [[line("a", 2), line("a", 3)], [line("b", 1)]]
     assert found == [line("a", 1), line("a", 2), line("a", 3), line("b", 1)]
-
-
-@pytest.mark.long
-@pytest.mark.mpi
-@pytest.mark.time_limit(120)
-def test_the_command_starts_its_own_jobs():
-    root = Path(__file__).resolve().parents[4]
-    command = [sys.executable, "-m", "distconv", "verify", "differential", "--ranks", "2", "--case", "3"]
-    ended = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=100)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "== 2 ranks" in ended.stdout
-    assert "exact: case 3:" in ended.stdout
 
 
 @pytest.mark.parametrize(
