@@ -7,7 +7,6 @@ import importlib
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,12 +20,6 @@ from tests.jobs.approved import assert_approved
 
 ROOT = Path(__file__).resolve().parents[2]
 
-JOB = """
-import sys
-from distconv.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-
 
 def outcome(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     try:
@@ -38,7 +31,7 @@ def outcome(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[i
 
 
 @pytest.mark.ranks(1, 2)
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+@pytest.mark.parametrize("arguments", [[], ["-h"]])
 def test_help_lists_all_commands_and_shows_examples(
     comm: Any, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
@@ -169,17 +162,6 @@ def test_a_command_whose_output_nobody_reads_ends_with_the_code_of_that(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.long
-@pytest.mark.fault(88)
-@pytest.mark.parametrize("arguments", [["plan", "--help"], ["info"]])
-def test_a_pipe_that_is_closed_early_is_no_error(closed: int, arguments: list[str]) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "distconv", *arguments]
-    finished = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, env=environment, timeout=60)
-    assert finished.returncode in ((0, 141) if "--help" in arguments else (141,)), finished.stderr
-    assert finished.stderr == ""
-
-
 def test_help_has_no_marks_of_our_sources() -> None:
     for command in cli.COMMANDS.values():
         text = cli.make_parser("distconv", importlib.import_module(command.module)).format_help()
@@ -206,34 +188,6 @@ def test_a_module_that_is_missing_does_no_harm_until_it_is_called(
     code, _, err = outcome(["fly"], capsys)
     assert code == 2 and len(err.splitlines()) == 1
     assert re.match(message, err)
-
-
-def test_a_job_under_mpiexec_ends_with_code_2_and_one_line(mpiexec: Any) -> None:
-    finished = mpiexec(3, JOB, "train", "mesh", "--data", "/nowhere.h5", timeout=60, env={"PYTHONPATH": str(ROOT)})
-    assert finished.returncode == 2
-    assert finished.stderr.count("No such file or directory: '/nowhere.h5'") == 1
-    assert "Traceback" not in finished.stderr
-
-
-@pytest.mark.long
-def test_the_package_runs_as_a_module() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "distconv", "train"]
-    finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
-    assert finished.returncode == 0
-    assert "train mesh" in finished.stdout
-    assert "data mesh  " not in finished.stdout
-
-
-@pytest.mark.parametrize(("group", "names"), [("verify", 7), ("reproduce", 6), ("train", 5)])
-def test_a_group_lists_its_commands_and_examples_alone(
-    capsys: pytest.CaptureFixture[str], group: str, names: int
-) -> None:
-    code, out, _ = outcome([group], capsys)
-    listed, examples = out.split("commands:\n")[1].split("examples:\n")
-    assert code == 0 and len(listed.split("\n")) == names + 2
-    assert all(line.startswith(f"  {group} ") for line in listed.splitlines() if line)
-    assert examples and all(f"distconv {group} " in line for line in examples.splitlines())
 
 
 def printed_commands() -> Iterator[tuple[str, list[str]]]:

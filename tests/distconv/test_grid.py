@@ -84,15 +84,6 @@ def test_the_flat_grid_is_one_row_of_the_same_ranks(comm):
     assert flat.rank == comm.rank
 
 
-@pytest.mark.ranks(1, 2, 3)
-@pytest.mark.time_limit(180)
-def test_grids_are_made_and_freed_without_end(comm):
-    """MPI has some two thousand communicators; each grid here has two."""
-    for _ in range(1200):
-        with dc.ProcessGrid(comm, h=comm.size) as grid:
-            assert grid.comm("h").size == comm.size
-
-
 def test_an_equal_grid_works_after_one_was_freed(comm):
     """What was remembered for the first must not be used with the second."""
     weight, x = counting(2, 2, 3, 3), counting(2, 2, 7, 8)

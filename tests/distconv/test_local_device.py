@@ -98,26 +98,3 @@ NO_NUMBERS = """
 def test_without_the_launchers_numbers_the_first_grid_numbers_the_ranks_of_a_node(mpiexec):
     ended = mpiexec(3, NO_NUMBERS, timeout=60)
     assert (ended.returncode, ended.stdout) == (0, "0 1 0\n"), ended.stderr
-
-
-LATE_MPI = """
-    import mpi4py
-    mpi4py.rc.initialize = False
-    import torch
-    import distconv as dc
-    from mpi4py import MPI
-    MPI.Init()
-    torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 2
-    torch.cuda.set_device = lambda device: None
-    found = MPI.COMM_WORLD.gather(dc.device().index)
-    if MPI.COMM_WORLD.rank == 0:
-        print(*found)
-    MPI.Finalize()
-"""
-
-
-@pytest.mark.long
-@pytest.mark.ranks(1)
-def test_ranks_of_a_job_find_their_gpus_where_mpi_is_initialized_after_the_import(mpiexec):
-    ended = mpiexec(3, LATE_MPI, timeout=40)
-    assert (ended.returncode, ended.stdout) == (0, "0 1 0\n"), ended.stderr

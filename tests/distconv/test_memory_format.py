@@ -18,22 +18,15 @@ LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 LAYERS = {
     "conv": lambda: nn.Conv2d(8, 8, 3, padding=1),
-    "conv, stride 2": lambda: nn.Conv2d(8, 8, 3, stride=2, padding=1),
     "conv, depthwise": lambda: nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False),
     "conv, transposed": lambda: nn.ConvTranspose2d(8, 8, 2, stride=2),
     "batch norm": lambda: nn.BatchNorm2d(8),
-    "batch norm, 3-D": lambda: nn.BatchNorm3d(8),
     "group norm": lambda: nn.GroupNorm(2, 8),
-    "max pool": lambda: nn.MaxPool2d(2),
     "max pool with halo": lambda: nn.MaxPool2d(3, 2, 1),
     "max pool, 3-D": lambda: nn.MaxPool3d(2),
-    "average pool": lambda: nn.AvgPool2d(3, 1, 1),
     "adaptive pool": lambda: nn.AdaptiveAvgPool2d((5, 4)),
-    "nearest": lambda: nn.Upsample(scale_factor=2),
     "bilinear": lambda: nn.Upsample(scale_factor=2, mode="bilinear"),
-    "padding": lambda: nn.ZeroPad2d(1),
     "reflection": lambda: nn.ReflectionPad2d(1),
-    "relu": nn.ReLU,
     "dropout": lambda: nn.Dropout(0.5),
     "skip connection": lambda: _Joined(),
 }

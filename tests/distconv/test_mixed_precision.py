@@ -90,41 +90,6 @@ def test_halos_are_exchanged_in_the_lower_precision(comm: Any, memory_format: st
     grid.free()
 
 
-@pytest.mark.long
-@pytest.mark.time_limit(300)
-@pytest.mark.ranks(2, 4)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_losses_of_200_steps_follow_those_of_one_process(comm: Any, dtype: torch.dtype) -> None:
-    x, labels = samples(torch.channels_last)
-    grid = cases(comm)[0]
-    losses: dict[str, list[float]] = {}
-    for kind in ("one", "ranks", "exact"):
-        model = network(torch.channels_last)
-        given = (x, labels)
-        if kind == "ranks":
-            model = dc.parallelize(model, grid)
-            given = dc.scatter(x, grid), dc.scatter(labels, grid, dims="nhw")
-        optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9)
-        # A constant scale: a growing one overflows, and skips a step, sooner or later by rounding.
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000, enabled=dtype is torch.float16)
-        losses[kind] = []
-        for _ in range(200):
-            optimizer.zero_grad()
-            with torch.autocast("cpu", dtype, enabled=kind != "exact"):
-                logits = model(given[0])
-            loss = F.cross_entropy(logits.float(), given[1])
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scaler.step(optimizer)
-            scaler.update()
-            losses[kind].append(float(loss.detach()))
-    one, ranks, exact = (torch.tensor(losses[kind]) for kind in ("one", "ranks", "exact"))
-    assert one[-1] < 0.8 * one[0]
-    assert (ranks - one).norm() < max((one - exact).norm(), 0.01 * one.norm())
-    grid.free()
-
-
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("memory_format", FORMATS)
 def test_strides_are_those_of_one_process(comm: Any, memory_format: str) -> None:

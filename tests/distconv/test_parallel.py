@@ -95,42 +95,11 @@ def test_replicas_do_not_count_twice(comm):
     compare(model, reference)
 
 
-def test_three_steps_of_an_optimizer_with_momentum_are_those_of_one_process(comm):
-    for grid in grids(comm, "nh"):
-        model, reference = dc.parallelize(build(SqueezeExcite), grid), build(SqueezeExcite)
-        for trained, place in ((model, lambda t, grid=grid: dc.scatter(t, grid)), (reference, lambda t: t)):
-            optimizer = torch.optim.SGD(trained.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
-            for step in range(3):
-                optimizer.zero_grad(set_to_none=step % 2 == 0)
-                classify(trained, place(IMAGES + step), place(LABELS)).backward()
-                optimizer.step()
-        compare(model, reference)
-
-
-def test_frozen_parameters_get_no_gradient(comm):
-    grid = grid_over(comm, h=comm.size)
-    model, reference = build(Pooled), build(Pooled)
-    for each in (model, reference):
-        each.body.first.requires_grad_(False)
-    dc.parallelize(model, grid)
-    classify(reference, IMAGES, LABELS).backward()
-    classify(model, dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid)).backward()
-    compare(model, reference)
-
-
 def test_it_returns_the_same_module(comm):
     model = build(Pooled)
     keys = list(model.state_dict())
     assert dc.parallelize(model, grid_over(comm, h=comm.size)) is model
     assert list(model.state_dict()) == keys
-
-
-def test_a_deep_copy_of_a_parallel_model_trains_as_exactly(comm):
-    grid = grid_over(comm, h=comm.size)
-    model, reference = copy.deepcopy(dc.parallelize(build(Pooled), grid)), build(Pooled)
-    classify(reference, IMAGES, LABELS).backward()
-    classify(model, dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid)).backward()
-    compare(model, reference)
 
 
 @pytest.mark.fault(22)
@@ -204,23 +173,6 @@ def test_a_model_needs_a_grid(comm):
     raises_everywhere(
         comm, dc.UnsupportedOperation, "needs a ProcessGrid", lambda: dc.parallelize(build(Pooled), "h=2")
     )
-
-
-def test_batch_norm_of_a_plan_is_over_what_the_plan_says(comm):
-    x = normal(2 * comm.size, 3, 4, 4)
-    plan = dc.Plan({"*": {"n": comm.size}}, batch_norm="local")
-    model, plain = (nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2)).double() for _ in range(2))
-    plain.load_state_dict({name: comm.bcast(value) for name, value in model.state_dict().items()})
-    dc.parallelize(model, plan, broadcast=True, comm=comm)
-    y = model(dc.scatter(x, grid_over(comm, n=comm.size)))
-    expected = plain(x[2 * comm.rank : 2 * comm.rank + 2])
-    torch.testing.assert_close(y.local, expected, rtol=1e-10, atol=1e-11)
-    # The option decides before the plan.
-    twin = nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2)).double()
-    dc.parallelize(twin, plan, broadcast=True, comm=comm, batch_norm="global")
-    plain.load_state_dict(twin.state_dict())
-    found = dc.gather(twin(dc.scatter(x, grid_over(comm, n=comm.size))))
-    torch.testing.assert_close(found, plain(x), rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.ranks(at_least=2)

@@ -84,12 +84,6 @@ def test_a_single_number_is_scattered_from_the_root(comm, value):
     assert x.dtype == value.dtype
 
 
-def test_an_integer_tensor_keeps_its_dtype(comm):
-    x = dc.scatter(torch.arange(9).reshape(3, 3), grid_over(comm, n=comm.size))
-    assert x.dtype == torch.int64
-    assert torch.equal(dc.gather(x), torch.arange(9).reshape(3, 3))
-
-
 def test_a_distributed_tensor_is_scattered_anew(comm):
     x = dc.scatter(counting(7, 3, 5, 4), grid_over(comm, n=comm.size))
     y = dc.scatter(x, grid_over(comm, h=comm.size))
@@ -170,14 +164,6 @@ def test_blocks_become_a_tensor(comm):
         assert torch.equal(dc.gather(x), whole)
 
 
-@pytest.mark.fault(16)
-def test_a_block_of_the_wrong_shape_is_refused_on_all_ranks(comm):
-    dist = dc.Distribution(grid_over(comm, n=comm.size), ("n",))
-    extra = int(comm.rank == comm.size - 1)
-    local = torch.zeros(dist.local_shape((8,))[0] + extra)
-    raises_everywhere(comm, dc.DistributionError, "from_local: the block is", lambda: dc.from_local(local, dist, (8,)))
-
-
 STRIDED = {
     "transposed": lambda x: x.transpose(0, 3).contiguous().transpose(0, 3),
     "channels last": lambda x: x.to(memory_format=torch.channels_last),
@@ -197,13 +183,6 @@ def test_memory_layout_changes_no_bit(comm, kind):
         x = dc.scatter(given, grid)
         assert torch.equal(x.local, cut(whole, x.dist))
         assert torch.equal(dc.from_local(STRIDED["every second"](x.local), x.dist, whole.shape).gather(), whole)
-
-
-@pytest.mark.fault(19)
-def test_an_expanded_tensor_is_scattered_like_a_full_one(comm):
-    for grid in grids(comm, "nhw"):
-        x = dc.scatter(counting(1, 1, 1, 7).expand(3, 2, 8, 7), grid)
-        assert torch.equal(dc.gather(x), counting(1, 1, 1, 7).expand(3, 2, 8, 7))
 
 
 @pytest.mark.ranks(at_least=2)

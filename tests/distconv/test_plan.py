@@ -101,11 +101,6 @@ def test_parts_that_do_not_use_all_ranks_leave_replicas(comm):
     assert grids["stem.0"].shape["h"] == comm.size
 
 
-def test_layers_with_the_same_parts_share_a_grid(comm):
-    grids = dc.Plan({"*": {"h": comm.size}}).grids(Net(), comm)
-    assert len({id(grid) for grid in grids.values()}) == 1
-
-
 @pytest.mark.fault(29)
 @pytest.mark.parametrize(
     ("layers", "text"),

@@ -14,18 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from mpi4py import MPI
 
 import distconv as dc
-from distconv.communication.transfer import transfer_plan
-from distconv.grid import CACHE_LIMIT
-from tests.distconv.layouts import cut, grid_over, normal
+from tests.distconv.layouts import grid_over, normal
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks(2, 4), pytest.mark.time_limit(900)]
 
-GRIDS = 10_000
 STEPS = 10_000
-PLANS = 20_000
 ALLOWED_BYTES = 32 * 2**20
 """An allocator's own coming and going."""
 
@@ -47,17 +42,6 @@ def _held() -> tuple[int, int]:
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGESIZE"), len(os.listdir("/proc/self/fd"))
-
-
-def test_grids_are_made_used_and_dropped_ten_thousand_times(comm: Any) -> None:
-    draw = random.Random(0)
-
-    def use(_: int) -> None:
-        grid = dc.ProcessGrid(comm, **{draw.choice("nchw"): comm.size})
-        total = dc.scatter(torch.ones(4, 4, 4, 4, dtype=torch.float64), grid).sum()
-        assert float(total) == 256.0
-
-    flat(GRIDS, use)
 
 
 def test_steps_whose_shapes_and_grids_vary_ten_thousand_times_stay_exact(comm: Any) -> None:
@@ -82,22 +66,3 @@ def test_steps_whose_shapes_and_grids_vary_ten_thousand_times_stay_exact(comm: A
             torch.testing.assert_close(model.weight.grad, plain.weight.grad, rtol=1e-10, atol=1e-10)
 
     flat(STEPS, step)
-
-
-def test_twenty_thousand_plans_of_groups_that_share_ranks_never_disagree(comm: Any) -> None:
-    """Ranks are in two or three grids, forget the plans of one, and look some up that others do not."""
-    pairs = [(rank, rank + 1) for rank in range(comm.size - 1)]
-    groups = [comm, *(comm.Split(0 if comm.rank in pair else MPI.UNDEFINED) for pair in pairs)]
-    grids = [None if group == MPI.COMM_NULL else dc.ProcessGrid(group, n=group.size) for group in groups]
-    alike, own = random.Random(0), random.Random(comm.rank)
-    often = [5, *(2 for _ in pairs)]
-
-    for _ in range(PLANS):
-        (grid,), rows = alike.choices(grids, often), alike.randint(1, 3 * CACHE_LIMIT)
-        if grid is None:
-            continue
-        dist, whole = dc.Distribution(grid, ("n",)), torch.arange(rows)
-        plan = transfer_plan(dist, dist.replicate(), (rows,))
-        assert torch.equal(plan.move(cut(whole, dist)), whole)
-        if own.random() < 0.3:
-            assert transfer_plan(dist, dist.replicate(), (rows,)) is plan

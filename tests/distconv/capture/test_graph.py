@@ -9,17 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from mpi4py import MPI
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import distconv as dc
 from distconv.capture.graph import find_unsupported, fold_host_constants
 from distconv.capture.operations import AllReduce, OperatorCall, Recording, Ref, Slot, SlotOrigin
 from distconv.capture.run import record_run
 from distconv.process.environment import TRANSPORT
-from tests.distconv.capture.test_recorder import LAYERS, STEPS, in_half_precision
+from tests.distconv.capture.test_recorder import LAYERS, STEPS
 from tests.distconv.capture.trained import (
     adam,
     assert_equal,
@@ -151,27 +149,6 @@ def test_gradients_that_are_there_are_added_to(grid, optimizer, to_none):
 @pytest.mark.parametrize("make", STEPS)
 def test_steps_of_other_kinds(grid, make):
     train_on_device(grid, make=make)
-
-
-class Attending(nn.Module):
-    """Attention over an image's places by one of torch's fused kernels, with dropout."""
-
-    def __init__(self, kernel: SDPBackend) -> None:
-        super().__init__()
-        self.project, self.classes, self.kernel = nn.Linear(2, 3 * 16), nn.Linear(16, 3), kernel
-
-    def forward(self, x: Any) -> Any:
-        parts = self.project(x.flatten(2).transpose(1, 2)).unflatten(-1, (3, 2, 8))
-        q, k, v = (part.transpose(1, 2) for part in parts.unbind(2))
-        with sdpa_kernel(self.kernel):
-            y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.3)
-        return self.classes(y.transpose(1, 2).flatten(2).mean(1))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kernel", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION])
-def test_fused_attention_draws_the_numbers_that_it_draws_eagerly(grid, kernel):
-    train_on_device(grid, lambda: Attending(kernel), make=in_half_precision)
 
 
 @pytest.mark.gpu

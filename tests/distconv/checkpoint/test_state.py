@@ -322,23 +322,10 @@ def test_an_optimizer_may_be_left_out(comm: Any, shared_tmp_path: Path) -> None:
 def test_a_value_that_json_cannot_carry_is_named(comm: Any, shared_tmp_path: Path, value: object, why: str) -> None:
     model = network()
     assert why in refused(comm, lambda: dc.save_checkpoint(shared_tmp_path, 1, model, values={"x": value}, comm=comm))
-
-
-def test_milestones_of_a_learning_rate_come_back_as_numbers(comm: Any, shared_tmp_path: Path) -> None:
-    model = network()
-    optimizer = optimizer_of("sgd", model)
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4], 0.1)
-    dc.save_checkpoint(shared_tmp_path, 1, model, optimizer, {"schedule": schedule.state_dict()}, comm=comm)
-    found = dc.load_checkpoint(shared_tmp_path, model, optimizer, comm=comm)
-    assert found is not None
-    again = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4], 0.1)
-    again.load_state_dict(found.values["schedule"])
-    rates = []
-    for _ in range(5):
-        optimizer.step()
-        again.step()
-        rates.append(again.get_last_lr()[0])
-    assert rates == pytest.approx([0.1, 0.01, 0.01, 0.001, 0.001])
+    layer = nn.Sequential(Counting(2, 2))
+    layer[0].seen = {"x": value}
+    why = why.replace("'user'", "'extra_state'['0._extra_state']")
+    assert why in refused(comm, lambda: dc.save_checkpoint(shared_tmp_path, 1, layer, comm=comm))
 
 
 @pytest.mark.fault(84)
@@ -365,21 +352,6 @@ def test_a_checkpoint_of_another_model_is_refused_before_its_tensors_are_read(
     monkeypatch.setattr(reading, "read_bytes", None)
     text = refused(comm, lambda: dc.load_checkpoint(shared_tmp_path, nn.Linear(3, 4), comm=comm, fallback=True))
     assert "'weight' is torch.float32 (100, 100) in the checkpoint, torch.float32 (4, 3) in the model" in text
-
-
-def test_a_schedule_that_has_seen_no_metric_comes_back(comm: Any, shared_tmp_path: Path) -> None:
-    model = network()
-    optimizer = optimizer_of("sgd", model)
-    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-    values = {"schedule": schedule.state_dict(), "loss": float("nan"), "bounds": (-float("inf"), {1: float("inf")})}
-    assert values["schedule"]["best"] == float("inf")
-    dc.save_checkpoint(shared_tmp_path, 1, model, optimizer, values, comm=comm)
-    found = dc.load_checkpoint(shared_tmp_path, model, optimizer, comm=comm)
-    assert found is not None and found.values["loss"] != found.values["loss"]
-    assert found.values["bounds"] == [-float("inf"), {1: float("inf")}]
-    again = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5)
-    again.load_state_dict(found.values["schedule"])
-    assert again.state_dict() == schedule.state_dict()
 
 
 class Counting(nn.Linear):
@@ -417,13 +389,6 @@ def test_extra_state_of_modules_comes_back(comm: Any, shared_tmp_path: Path, sta
     assert "0._extra_state" in refused(comm, lambda: dc.load_checkpoint(shared_tmp_path, twin, comm=comm))
     found = dc.load_checkpoint(shared_tmp_path, twin, comm=comm, strict=False)
     assert found is not None and found.missing == ("model/0._extra_state",)
-
-
-def test_extra_state_that_cannot_be_saved_is_named(comm: Any, shared_tmp_path: Path) -> None:
-    model = nn.Sequential(Counting(2, 2))
-    model[0].seen = {"set": {1}}
-    text = refused(comm, lambda: dc.save_checkpoint(shared_tmp_path, 1, model, comm=comm))
-    assert "value 'extra_state'['0._extra_state']['set'] is a builtins.set, which JSON cannot represent" in text
 
 
 def test_names_of_parameters_may_have_slashes(comm: Any, shared_tmp_path: Path) -> None:
@@ -517,18 +482,3 @@ def test_tensors_without_plain_values_are_refused(
     assert why in refused(comm, lambda: dc.save_checkpoint(shared_tmp_path, 1, model, values={"x": tensor}, comm=comm))
     text = refused(comm, lambda: dc.save_checkpoint(shared_tmp_path, 1, model, values=[tensor], comm=comm))  # type: ignore[arg-type]
     assert "values is a list. Pass a dictionary" in text
-
-
-def test_a_second_optimizer_may_be_among_the_values(comm: Any, shared_tmp_path: Path) -> None:
-    model, twin = network(), network()
-    optimizer = optimizer_of("adam", model)
-    steps(model, optimizer, 2)
-    dc.save_checkpoint(shared_tmp_path, 1, model, values={"second": optimizer.state_dict()}, comm=comm)
-    found = dc.load_checkpoint(shared_tmp_path, twin, comm=comm)
-    assert found is not None
-    other = optimizer_of("adam", twin)
-    other.load_state_dict(found.values["second"])
-    torch.manual_seed(5)
-    expected = steps(model, optimizer, 2)
-    torch.manual_seed(5)
-    assert steps(twin, other, 2) == expected

@@ -68,25 +68,6 @@ def test_saving_a_step_again_replaces_it(comm: Any, shared_tmp_path: Path) -> No
     assert len(list(folder.iterdir())) == 2
 
 
-@pytest.mark.fault(58)
-def test_a_full_disk_leaves_the_earlier_checkpoint_intact(
-    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = checkpoint.save(shared_tmp_path, 1, tensors(), VALUES, comm)
-
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "write", full)
-        text = refused(comm, lambda: checkpoint.save(shared_tmp_path, 2, tensors(), VALUES, comm))
-    assert "could not be written: [Errno 28] No space left on device" in text
-    assert not list(shared_tmp_path.rglob("*.partial"))
-    assert checkpoint.newest(shared_tmp_path, comm) == first
-    assert checkpoint.load(first, comm).step == 1
-    checkpoint.save(shared_tmp_path, 2, tensors(), VALUES, comm)
-
-
 def test_whatever_stops_the_writing_nothing_is_committed(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

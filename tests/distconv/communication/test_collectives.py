@@ -61,14 +61,6 @@ def test_redistribution_to_the_same_layout_moves_nothing(comm):
     assert collectives.redistribute(local, dist, dist, (7, 3)) is local
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.uint8])
-def test_every_dtype_travels_bit_by_bit(comm, dtype):
-    whole = (counting(5, 6) % 7 - 3).to(dtype)
-    src = dc.Distribution(grid_over(comm, n=comm.size), ("n", None))
-    dst = dc.Distribution(grid_over(comm, n=comm.size), (None, "n"))
-    assert torch.equal(collectives.redistribute(cut(whole, src), src, dst, (5, 6)), cut(whole, dst))
-
-
 @FEW
 @given(st.data())
 def test_assembling_and_accumulating_are_adjoint(comm, data):

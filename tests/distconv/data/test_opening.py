@@ -61,7 +61,7 @@ def test_batches_are_those_of_the_arrays_to_the_last_bit(comm: Any, shared_tmp_p
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("layout", ["zarr-v3", "netcdf", "hdf5-list", "virtual", "npy"])
+@pytest.mark.parametrize("layout", ["zarr-v3", "hdf5-list"])
 def test_reading_processes_give_the_same(comm: Any, shared_tmp_path: Path, layout: str) -> None:
     path = made(comm, shared_tmp_path, layout)
     whole = arrays()
@@ -71,13 +71,6 @@ def test_reading_processes_give_the_same(comm: Any, shared_tmp_path: Path, layou
     assert len(found) == 4
     for samples, label in found:
         assert np.array_equal(label, whole["label"][list(samples)])
-
-
-def test_a_folder_of_hdf5_files_is_a_list(comm: Any, shared_tmp_path: Path) -> None:
-    made(comm, shared_tmp_path, "hdf5-list")
-    source = open_source(shared_tmp_path / "hdf5-list", ["label"], comm)
-    assert source.shape("label") == arrays()["label"].shape
-    source.close()
 
 
 def refused(path: Any, comm: Any, **options: Any) -> str:
@@ -267,10 +260,9 @@ def test_links_of_a_list_are_followed(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_of_another_format_is_named(tmp_path: Path, begin: bytes, reason: str) -> None:
-    for name in ("a.nc", "a.h5", "a"):
-        (tmp_path / name).write_bytes(begin + bytes(100))
-        with pytest.raises(DataError, match=reason):
-            arrays_of(tmp_path / name)
+    (tmp_path / "a").write_bytes(begin + bytes(100))
+    with pytest.raises(DataError, match=reason):
+        arrays_of(tmp_path / "a")
 
 
 @pytest.mark.ranks(1)

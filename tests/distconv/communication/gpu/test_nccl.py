@@ -15,7 +15,6 @@ from distconv.communication.derived import CommunicatorRegistry
 from distconv.communication.gpu import device_transport, nccl
 from distconv.communication.transport import Exchange, Reduction, allreduce, count_traffic
 from distconv.errors import CommunicatorError
-from tests.distconv.communication import test_collectives
 from tests.distconv.communication.by_gloo import by_gloo
 from tests.distconv.communication.late_transports import by
 from tests.distconv.layouts import grid_over, normal
@@ -70,38 +69,6 @@ def ring_and_sums(comm, channel, device):
 def test_messages_and_sums_by_a_process_group_are_those_of_mpi(comm):
     with by_gloo(comm) as (channel, own):
         ring_and_sums(own, channel, "cpu")
-
-
-@pytest.mark.cpu
-@pytest.mark.ranks(2, 3)
-def test_messages_by_a_process_group_arrive_in_their_order(comm):
-    with by_gloo(comm) as (_, own):
-        after, before = neighbours(own)
-        received = [torch.zeros(4, dtype=torch.float64) for _ in range(6)]
-        under_way = [
-            Exchange(own, [(after, normal(4, seed=10 * own.rank + i))], [(before, into)], "a ring")
-            for i, into in enumerate(received)
-        ]
-        for exchange in reversed(under_way):
-            exchange.wait()
-        for i, into in enumerate(received):
-            assert torch.equal(into, normal(4, seed=10 * before + i))
-
-
-@pytest.mark.long
-@pytest.mark.cpu
-@pytest.mark.ranks(2, 3, 4)
-def test_transfers_by_a_process_group_and_their_adjoints_are_those_that_mpi_is_tested_for(comm):
-    with by_gloo(comm) as (channel, own):
-        test_collectives.test_redistribution_gives_what_slicing_the_whole_gives_and_its_adjoint_is_the_way_back(
-            comm=own
-        )
-        test_collectives.test_assembling_and_accumulating_are_adjoint(comm=own)
-        test_collectives.test_the_sum_over_an_axis_has_the_identity_as_adjoint(own)
-        test_collectives.test_what_enters_split_work_gets_its_gradient_summed_over_just_these_axes(own)
-        for dtype in (torch.bool, torch.float16, torch.complex128):
-            test_collectives.test_every_dtype_travels_bit_by_bit(own, dtype)
-        assert not [launch for launch in channel.launches if not launch.joined]
 
 
 def trained(comm):
@@ -163,17 +130,6 @@ def test_a_product_of_complex_numbers_is_one_by_a_process_group_too(comm):
     with by_gloo(comm) as (_, own):
         found = allreduce(own, torch.tensor([1 + 2j, 1j + own.rank]), "a product", MPI.PROD)
     assert found.tolist() == [(1 + 2j) ** comm.size, math.prod(1j + rank for rank in range(comm.size))]
-
-
-@pytest.mark.cpu
-@pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize("axes", ["h", "w", "c", "n"])
-def test_layers_by_a_process_group_equal_one_process(comm, axes):
-    with by_gloo(comm) as (_, own):
-        grid = grid_over(own, **{axes: own.size})
-        tensors = [normal(4, 4, 9, 8), normal(4, 4, 3, 3, seed=1), normal(4, seed=2)]
-        same_as_one_process(grid, network, tensors[0], plain=tensors[1:])
-        assert CommunicatorRegistry.get(grid.world).get_attached(device_transport.Transports)["cpu"].channel is not None
 
 
 @pytest.mark.cpu

@@ -97,7 +97,7 @@ def test_attributes_of_a_plain_hdf5_dataset_are_decoded(tmp_path: Path, case: st
 
 @pytest.mark.filterwarnings("ignore:Consolidated metadata")
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("version", "consolidated"), [(2, True), (2, False), (3, True), (3, False)])
+@pytest.mark.parametrize(("version", "consolidated"), [(2, True), (3, False)])
 def test_a_zarr_group_of_xarray_is_decoded(tmp_path: Path, case: str, version: int, consolidated: bool) -> None:
     values, attributes = stored_values(case)
     path = tmp_path / "a.zarr"
