@@ -143,14 +143,6 @@ def test_a_plan_says_it_too_and_the_argument_stands_above_it(comm):
         same(model, *trained(model, grid), reference, expected)
 
 
-def test_the_last_call_of_parallelize_stands(comm):
-    grid = grid_over(comm, h=comm.size)
-    reference = build()
-    expected = trained(reference)
-    model = dc.parallelize(dc.parallelize(build(), grid, batch_norm="local"), grid)
-    same(model, *trained(model, grid), reference, expected)
-
-
 def test_copies_of_the_model_keep_it(comm):
     grid = grid_over(comm, h=comm.size)
     reference = in_groups(build(), grid, "local")
@@ -167,22 +159,6 @@ def test_running_statistics_cost_one_message_for_all_layers(comm):
     with count_traffic() as traffic:
         model(x)
     assert traffic.reduced == {("running statistics", comm.size): 2 * (6 + 4) * 8}
-
-
-def test_running_statistics_may_be_distributed_and_in_groups(comm):
-    class Function(nn.Module):
-        def forward(self, x, mean, variance):
-            return F.batch_norm(x, mean, variance, training=True)
-
-    grid, kept = grid_over(comm, n=comm.size), [normal(4, seed=5), normal(4, seed=6) ** 2]
-    model = dc.parallelize(Function(), grid, batch_norm="local")
-    found = [t.clone() for t in kept]
-    split = [dc.scatter(t.clone(), dc.Distribution(grid, ("n",))) for t in kept]
-    for running in (found, split):
-        model(dc.scatter(normal(2 * comm.size, 4, 5, seed=1), grid), *running)
-    for plain, distributed, before in zip(found, split, kept, strict=True):
-        assert not torch.equal(plain, before)
-        close(dc.gather(distributed), plain, "running statistics")
 
 
 def test_unknown_statistics_are_refused(comm):

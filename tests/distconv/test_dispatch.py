@@ -165,21 +165,6 @@ def test_an_error_that_passes_through_several_operators_names_the_layer_once(com
     assert text.startswith("'0' (Layer): torch.renorm has")
 
 
-def test_an_autograd_function_in_a_layer_names_the_layer(comm):
-    class Twice(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return 2 * x
-
-    class Layer(nn.Module):
-        def forward(self, x):
-            return Twice.apply(x)
-
-    model = nn.Sequential(nn.ReLU(), Layer())
-    text = raises_everywhere(comm, dc.UnsupportedOperation, "Function", lambda: model(rows(comm)))
-    assert text.startswith("'1' (Layer): Twice.apply (")
-
-
 def test_a_move_that_a_plan_asks_for_names_the_layer(comm):
     model = nn.Sequential(nn.Flatten(0, 1), nn.ReLU())
     plan = dc.Plan({"1": {"n": comm.size}}, ranks=comm.size)

@@ -95,13 +95,6 @@ def test_replicas_do_not_count_twice(comm):
     compare(model, reference)
 
 
-def test_it_returns_the_same_module(comm):
-    model = build(Pooled)
-    keys = list(model.state_dict())
-    assert dc.parallelize(model, grid_over(comm, h=comm.size)) is model
-    assert list(model.state_dict()) == keys
-
-
 @pytest.mark.fault(22)
 @pytest.mark.ranks(at_least=2)
 @pytest.mark.parametrize("axis", ["n", "h"])
@@ -151,28 +144,36 @@ def test_broadcast_gives_all_ranks_the_state_of_the_first(comm):
         assert torch.equal(found, wanted)
 
 
-def test_a_lazy_layer_is_called_before(comm):
-    model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.LazyConv2d(4, 3))
-    match = r"'1' \(LazyConv2d\) is a lazy layer .* Call the model once with plain tensors"
-    raises_everywhere(comm, dc.UnsupportedOperation, match, lambda: dc.parallelize(model, grid_over(comm, h=comm.size)))
-    torch.manual_seed(0)
-    model(torch.zeros(1, 2, 5, 5))
-    assert dc.parallelize(model, grid_over(comm, h=comm.size)) is model
+def traced():
+    return torch.jit.trace(nn.Conv2d(2, 2, 1), torch.ones(1, 2, 3, 3))
 
 
-def test_a_model_on_the_device_meta_is_rejected(comm):
-    with torch.device("meta"):
-        model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Conv2d(2, 4, 3))
+REJECTED = {
+    "lazy": (
+        lambda: nn.LazyConv2d(4, 3),
+        r"'1' \(LazyConv2d\) is a lazy layer .* Call the model once with plain tensors",
+    ),
+    "meta": (lambda: nn.Conv2d(2, 4, 3, device="meta"), r"'1' \(Conv2d\) is on the device meta, .* to_empty"),
+    "traced": (traced, "is a TorchScript module"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("kind", REJECTED)
+def test_layers_without_weights_of_their_own_are_rejected(comm, kind):
+    make, match = REJECTED[kind]
+    model = nn.Sequential(nn.ReLU(), make())
     for axis in "nc":
         grid = grid_over(comm, **{axis: comm.size})
-        match = r"'1' \(Conv2d\) is on the device meta, .* to_empty"
         raises_everywhere(comm, dc.UnsupportedOperation, match, lambda grid=grid: dc.parallelize(model, grid))
 
 
-def test_a_model_needs_a_grid(comm):
-    raises_everywhere(
-        comm, dc.UnsupportedOperation, "needs a ProcessGrid", lambda: dc.parallelize(build(Pooled), "h=2")
-    )
+def test_a_model_needs_a_grid_and_is_returned(comm):
+    model = build(Pooled)
+    raises_everywhere(comm, dc.UnsupportedOperation, "needs a ProcessGrid", lambda: dc.parallelize(model, "h=2"))
+    keys = list(model.state_dict())
+    assert dc.parallelize(model, grid_over(comm, h=comm.size)) is model
+    assert list(model.state_dict()) == keys
 
 
 @pytest.mark.ranks(at_least=2)
@@ -298,11 +299,3 @@ def test_a_parallelized_model_is_not_pickled_on_any_grid(comm, axis):
     plain.load_state_dict(torch.load(image))
     assert torch.equal(dc.gather(copy.deepcopy(model).eval()(x)), dc.gather(model.eval()(x)))
     torch.testing.assert_close(dc.gather(model(x)), plain.eval()(torch.ones(2, 2, 4, 4, dtype=torch.float64)))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_a_torchscript_module_is_rejected(comm):
-    traced = torch.jit.trace(nn.Conv2d(2, 2, 1), torch.ones(1, 2, 3, 3))
-    for model in (traced, nn.Sequential(traced)):
-        with pytest.raises(dc.UnsupportedOperation, match="is a TorchScript module"):
-            dc.parallelize(model, grid_over(comm, n=comm.size))

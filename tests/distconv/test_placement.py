@@ -116,25 +116,6 @@ def test_a_tensor_without_memory_is_rejected(comm):
         raises_everywhere(comm, dc.DistributionError, f"{name}: a tensor on the device meta has no values", call)
 
 
-def test_a_root_without_a_tensor_is_refused(comm):
-    raises_everywhere(
-        comm,
-        dc.DistributionError,
-        "rank 0 is the root and must pass a tensor",
-        lambda: dc.scatter(None, grid_over(comm, n=comm.size), root=0),
-    )
-
-
-@pytest.mark.parametrize("root", [-1, 99])
-def test_a_root_that_is_no_rank_is_refused(comm, root):
-    raises_everywhere(
-        comm,
-        dc.DistributionError,
-        f"root={root} is not one of the {comm.size} ranks",
-        lambda: dc.scatter(counting(4), grid_over(comm, n=comm.size), root=root),
-    )
-
-
 @pytest.mark.parametrize(
     ("tensor", "options", "match"),
     [
@@ -143,18 +124,15 @@ def test_a_root_that_is_no_rank_is_refused(comm, root):
         (counting(3, 2), {"dims": "n"}, "names 1 dimensions but the tensor has 2"),
         (counting(3, 2), {"dims": "nn"}, "can split one dimension only"),
         (counting(1, 1, 1, 1, 1, 1), {}, "no default distribution. Pass dims="),
+        (None, {"root": 0}, "rank 0 is the root and must pass a tensor"),
+        (counting(4), {"root": -1}, r"root=-1 is not one of the \d ranks"),
+        (counting(4), {"root": 99}, r"root=99 is not one of the \d ranks"),
+        (counting(4), {"grid": "n=1"}, "needs a ProcessGrid or a Distribution"),
     ],
 )
 def test_what_cannot_be_scattered_is_refused(comm, tensor, options, match):
-    raises_everywhere(
-        comm, dc.DistributionError, match, lambda: dc.scatter(tensor, grid_over(comm, n=comm.size), **options)
-    )
-
-
-def test_scatter_needs_a_grid(comm):
-    raises_everywhere(
-        comm, dc.DistributionError, "needs a ProcessGrid or a Distribution", lambda: dc.scatter(counting(3), "n=1")
-    )
+    named = {"grid": grid_over(comm, n=comm.size), **options}
+    raises_everywhere(comm, dc.DistributionError, match, lambda: dc.scatter(tensor, named.pop("grid"), **named))
 
 
 def test_blocks_become_a_tensor(comm):

@@ -178,17 +178,6 @@ def test_a_bad_file_is_refused_on_all_ranks(comm, shared_tmp_path, content, text
     raises_everywhere(comm, dc.PlanError, text, lambda: dc.Plan.load(path, comm))
 
 
-@pytest.mark.fault(31)
-def test_a_missing_or_huge_file_is_refused_on_all_ranks(comm, shared_tmp_path):
-    raises_everywhere(comm, dc.PlanError, "No such file", lambda: dc.Plan.load(shared_tmp_path / "none.json", comm))
-    huge = shared_tmp_path / "huge.json"
-    if comm.rank == 0:
-        with huge.open("wb") as stream:
-            stream.truncate(100 << 20)
-    comm.Barrier()
-    raises_everywhere(comm, dc.PlanError, "the file has more than 10485760 bytes", lambda: dc.Plan.load(huge, comm))
-
-
 def test_replicas_that_a_plan_names_are_among_its_parts(comm):
     model = torch.nn.Sequential(torch.nn.Conv2d(2, 2, 1))
     for parts in ({"r": comm.size}, {"h": 1, "r": comm.size}, {}):

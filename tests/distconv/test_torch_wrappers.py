@@ -118,10 +118,9 @@ RIGHT = {
 
 @pytest.mark.cpu
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("axis", ["n", "h"])
 @pytest.mark.parametrize("wrap", RIGHT.values(), ids=RIGHT)
-def test_wrappers_of_a_parallelized_model_give_the_losses_of_one_process(comm, group, axis, wrap):
-    grid = dc.ProcessGrid(comm, **{axis: comm.size})
+def test_wrappers_of_a_parallelized_model_give_the_losses_of_one_process(comm, group, wrap):
+    grid = dc.ProcessGrid(comm, h=comm.size)
     assert losses(wrap(dc.parallelize(build(), grid)), grid) == pytest.approx(losses(build()), rel=1e-11)
     grid.free()
 

@@ -19,7 +19,7 @@ from distconv import checkpoint
 from distconv.checkpoint import reading
 from distconv.errors import DataError
 from distconv.jobs.training.run import prepare_run
-from tests.distconv.checkpoint.damage import VALUES, on_rank_0, only_file, refused, tensors
+from tests.distconv.checkpoint.damage import VALUES, on_rank_0, refused, tensors
 from tests.distconv.layouts import raises_everywhere
 from tests.jobs.training.stand_in import StandIn
 from tests.jobs.training.test_run import options
@@ -159,21 +159,6 @@ def test_a_folder_that_cannot_be_made_is_refused_before_any_step(
     given, trainer = options(place), StandIn(comm)
     raises_everywhere(comm, DataError, r"\[Errno 17\] File exists", lambda: prepare_run(given, trainer))  # type: ignore[arg-type]
     assert trainer.step_count == 0
-
-
-@pytest.mark.fault(63)
-@on_ranks
-def test_swapped_files_are_found_and_what_is_not_listed_is_not_read(comm: Any, shared_tmp_path: Path) -> None:
-    first = checkpoint.save(shared_tmp_path, 1, tensors(), VALUES, comm)
-    second = checkpoint.save(shared_tmp_path, 2, {"x": torch.ones(3)}, {}, comm)
-    files = [only_file(folder) for folder in (first, second)]
-    contents = [file.read_bytes() for file in files]
-    comm.Barrier()
-    on_rank_0(comm, lambda: (second / "state-0123456789ab.h5").write_bytes(contents[0]))
-    assert list(checkpoint.load(second, comm).tensors) == ["x"]
-    on_rank_0(comm, lambda: (files[0].write_bytes(contents[1]), files[1].write_bytes(contents[0])))
-    for folder in (first, second):
-        assert "is damaged" in refused(comm, lambda folder=folder: checkpoint.load(folder, comm))
 
 
 OLD = Path(__file__).parent / "checkpoint-format-1"

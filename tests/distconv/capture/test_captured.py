@@ -41,13 +41,6 @@ def test_a_training_leaves_what_an_eager_one_does(comm, optimizer, to_none):
         compare(grid, optimizer=optimizer, to_none=to_none)
 
 
-@pytest.mark.ranks(2, 3)
-def test_a_plan_with_several_grids(comm):
-    plan = dc.Plan({"0": {"n": comm.size}, "3": {"h": comm.size}, "6": {"n": comm.size}})
-    grid = grids(comm, "n")[0]
-    compare(grid, data=batches(grid, 4, shape=(6, 2, 9, 8)), plan=plan)
-
-
 def test_recording_changes_nothing(comm):
     for grid in grids(comm, "hc"):
         for accumulated in (False, True):
@@ -144,18 +137,6 @@ def test_an_optimizer_may_take_its_step_inside_and_its_learning_rate_is_compared
             found.append([loss, *training_state(model)])
         assert_equal(*found)
         assert recordings(taken) == 2
-
-
-def test_an_optimizer_that_has_no_state_yet_is_refused_and_stays_without(comm):
-    grid = grids(comm, "nh")[0]
-    (batch,) = batches(grid, 1)
-    model, step, opt = _stepping(grid, sgd)
-    before = training_state(model)
-    raises_everywhere(comm, dc.CaptureError, "SGD has other state", lambda: dc.capture(step, *batch))
-    assert not opt.state
-    assert_equal(training_state(model), before)
-    step(*batch)
-    dc.capture(step, *batch)(*batch)
 
 
 def test_old_gradients_and_results_stay_what_they_were(comm):

@@ -153,17 +153,20 @@ def test_a_rank_that_stops_or_raises_in_a_replay_ends_the_job(mpiexec, how, word
     assert (ended.returncode, words in ended.stderr) == (code, True), ended.stderr
 
 
-def test_replays_keep_no_tensors_objects_or_descriptors(comm):
+@pytest.mark.parametrize("captured", [True, False])
+def test_steps_keep_no_tensors_objects_or_descriptors(comm, captured):
     grid = grids(comm, "h")[0]
-    batch, model = batches(grid, 1)[0], dc.parallelize(network(), grid)
-    taken, held = dc.capture(make_step(model), *batch), []
-    for number in range(120):
+    model, held = dc.parallelize(network(), grid), []
+    given = [batches(grid, 1, (4, 2, rows, 8))[0] for rows in (9, 10, 11)]
+    step = make_step(model)
+    taken = dc.capture(step, *given[0], on_change="record") if captured else step
+    for number in range(150):
         model.zero_grad()
-        taken(*batch)
+        taken(*given[number % 3 if number < 30 or not captured else 0])
         if number % 50 == 49:
             gc.collect()
             objects = gc.get_objects()
             tensors = sum(issubclass(type(each), torch.Tensor) for each in objects)
             held.append((len(objects), tensors, len(os.listdir("/proc/self/fd"))))
-    (objects, tensors, descriptors), after = held
+    (objects, tensors, descriptors), after = held[1:]
     assert after[0] < objects + 50 and after[1:] == (tensors, descriptors)

@@ -44,24 +44,6 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> lis
     return losses
 
 
-@pytest.mark.fault(66)
-@pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_training_goes_on_as_if_nothing_had_happened(comm: Any, shared_tmp_path: Path, name: str) -> None:
-    model = network()
-    optimizer = optimizer_of(name, model)
-    torch.manual_seed(7)
-    steps(model, optimizer, 5)
-    folder = checkpoint.save(shared_tmp_path, 5, *checkpoint.capture_state(model, optimizer, comm), comm)
-    uninterrupted = steps(model, optimizer, 20)
-    other = network()
-    other_optimizer = optimizer_of(name, other)
-    torch.manual_seed(99)
-    checkpoint.restore_state(checkpoint.load(folder, comm), other, other_optimizer, comm)
-    assert steps(other, other_optimizer, 20) == uninterrupted
-    for (key, expected), found in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
-        assert torch.equal(found, expected), key
-
-
 def test_each_rank_goes_on_with_its_own_random_numbers_and_others_with_those_of_rank_0(
     comm: Any, shared_tmp_path: Path
 ) -> None:
@@ -110,7 +92,7 @@ def on_grid(grid: dc.ProcessGrid, model: nn.Module, optimizer: torch.optim.Optim
     return losses
 
 
-@pytest.mark.fault(67)
+@pytest.mark.fault(66, 67)
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize(
     ("name", "before", "after"), [("adam", *"ch"), ("sgd", *"hc"), ("adam", *"cc"), ("sgd", *"nc")]
@@ -218,33 +200,8 @@ def test_names_may_differ_where_that_is_asked_for_and_are_listed(comm: Any, shar
     assert "'0.weight' is torch.float64 (4, 2, 3, 3) in the checkpoint, torch.float64 (3, 2, 3, 3) in the model" in text
 
 
-@pytest.mark.fault(68)
-def test_another_dtype_is_taken_where_that_is_asked_for(comm: Any, shared_tmp_path: Path) -> None:
-    model = network()
-    optimizer = optimizer_of("adam", model)
-    steps(model, optimizer, 1)
-    dc.save_checkpoint(shared_tmp_path, 1, model, optimizer, comm=comm)
-    half = network().bfloat16()
-    half_optimizer = optimizer_of("adam", half)
-    for strict in (True, False):
-        text = refused(
-            comm,
-            lambda strict=strict: dc.load_checkpoint(shared_tmp_path, half, half_optimizer, comm=comm, strict=strict),
-        )
-        assert (
-            "'0.weight' is torch.float64 (4, 2, 3, 3) in the checkpoint, torch.bfloat16 (4, 2, 3, 3) in the model"
-            in text
-        )
-    dc.load_checkpoint(shared_tmp_path, half, half_optimizer, comm=comm, convert_dtype=True)
-    for (name, found), expected in zip(half.state_dict().items(), model.state_dict().values(), strict=True):
-        assert torch.equal(found, expected.to(found.dtype)), name
-        assert found.dtype is (torch.int64 if "num_batches" in name else torch.bfloat16)
-    for here, there in zip(half.parameters(), model.parameters(), strict=True):
-        assert torch.equal(half_optimizer.state[here]["exp_avg"], optimizer.state[there]["exp_avg"].bfloat16())
-
-
 @pytest.mark.fault(61, 62)
-@pytest.mark.parametrize("damage", ["cut", "bit", "gone", "manifest"])
+@pytest.mark.parametrize("damage", ["bit", "gone", "manifest"])
 def test_the_newest_whole_one_is_taken_where_that_is_asked_for(comm: Any, shared_tmp_path: Path, damage: str) -> None:
     model = network()
     optimizer = optimizer_of("sgd", model)
@@ -261,7 +218,7 @@ def test_the_newest_whole_one_is_taken_where_that_is_asked_for(comm: Any, shared
     if damage == "gone":
         on_rank_0(comm, path.unlink)
     else:
-        on_rank_0(comm, lambda: path.write_bytes(content[:-1] if damage == "cut" else flipped))
+        on_rank_0(comm, lambda: path.write_bytes(flipped))
     text = refused(comm, lambda: dc.load_checkpoint(shared_tmp_path, model, optimizer, comm=comm))
     assert str(folder) in text
     assert damage == "gone" or "is damaged" in text

@@ -16,7 +16,7 @@ from distconv.data.channel_statistics import moments
 from distconv.data.hdf5 import SampleFile
 from distconv.data.loader import Field, Loader
 from distconv.errors import DataError
-from tests.distconv.data.sample_files import LAYOUTS, SAMPLES, arrays, common, flip_bit, write
+from tests.distconv.data.sample_files import LAYOUTS, SAMPLES, arrays, common, write
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
 
@@ -109,11 +109,6 @@ def test_the_last_smaller_batch_is_kept_or_dropped(comm: Any, file: SampleFile) 
     assert (kept, dropped) == ([4, 3], [4])
 
 
-def test_an_epoch_goes_on_from_a_later_step(comm: Any, file: SampleFile) -> None:
-    loader = Loader(file, FIELDS, dc.ProcessGrid(comm, h=comm.size), 2, seed=1)
-    assert [b.samples for b in loader.epoch(2, start=1)] == [b.samples for b in loader.epoch(2)][1:]
-
-
 def test_values_are_shifted_and_scaled_per_channel(comm: Any, file: SampleFile) -> None:
     found = moments(file, "x")
     fields = [Field("x", "nchw", torch.float64, found.mean, found.std)]
@@ -122,26 +117,6 @@ def test_values_are_shifted_and_scaled_per_channel(comm: Any, file: SampleFile) 
     whole = dc.gather(batch.tensors[0])
     assert whole.mean((0, 2, 3)).abs().max() < 1e-12
     assert (whole.var((0, 2, 3), correction=0) - 1).abs().max() < 1e-12
-
-
-@pytest.mark.fault(34)
-def test_a_checksum_error_reaches_all_ranks_in_the_step_it_belongs_to(comm: Any, shared_tmp_path: Path) -> None:
-    path = shared_tmp_path / "samples.h5"
-    write(path, comm)
-    chunks_per_sample = 1 * 3 * 4  # channels, rows and columns in chunks of three
-    if comm.rank == 0:
-        flip_bit(path, "x", 3 * chunks_per_sample)
-    comm.Barrier()
-    with SampleFile(path, LAYOUTS, comm) as file:
-        loader = Loader(file, FIELDS, dc.ProcessGrid(comm, h=comm.size), 2, shuffle=False)
-        steps = []
-        with pytest.raises(DataError) as caught:
-            for batch in loader.epoch(0):
-                steps.append(batch.samples)
-    assert steps == [(0, 1)]  # sample 3 is in the second batch
-    text = common(comm, caught.value)
-    assert "of dataset 'x': " in text
-    assert str(path) in text
 
 
 @pytest.mark.fault(39)

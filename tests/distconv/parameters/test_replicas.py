@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import distconv as dc
-from distconv.parameters import replicas
 from tests.distconv.layouts import normal, raises_everywhere
 
 
@@ -165,13 +164,3 @@ def test_training_finds_a_buffer_that_one_rank_has_changed(comm):
 
     raises_everywhere(comm, dc.MismatchError, "1.running_mean", lambda: train(model, grid, 20, change))
     grid.free()
-
-
-@pytest.mark.ranks(2)
-def test_tensors_that_torch_has_sharded_are_rejected(comm, monkeypatch):
-    """A DTensor's values are not those of one process, wherever it stands among the others."""
-    tensors = {"a": torch.zeros(2), "b": torch.ones(2)}
-    monkeypatch.setattr(replicas, "is_dtensor", lambda tensor: tensor is tensors["b"])
-    raises_everywhere(
-        comm, dc.UnsupportedOperation, "test: 'b' is a DTensor", lambda: replicas.check_tensors(tensors, comm, "test")
-    )

@@ -137,10 +137,16 @@ train()
 LATE = """
 import mpi4py
 mpi4py.rc.initialize = False
-import sys
+import os, sys
 import distconv as dc
 from mpi4py import MPI
 MPI.Init_thread(MPI.THREAD_MULTIPLE)
+os.environ["DISTCONV_FALLBACK"] = "error" if MPI.COMM_WORLD.rank else "warn"
+try:
+    dc.ProcessGrid(MPI.COMM_WORLD, n=2)
+except dc.EnvironmentVariableError as error:
+    print(error)
+del os.environ["DISTCONV_FALLBACK"]
 sys.excepthook = lambda kind, value, trace: print("the user's hook:", value, file=sys.stderr)
 dc.ProcessGrid(MPI.COMM_WORLD, n=2)
 if MPI.COMM_WORLD.rank == 1:
@@ -170,10 +176,12 @@ def test_an_end_of_one_rank_ends_the_job_and_is_told(ended, name):
     told(QUICK[name], ended[name])
 
 
-@pytest.mark.fault(45, 106)
+@pytest.mark.fault(45, 103, 106)
 def test_ranks_are_looked_after_where_mpi_begins_after_the_import_and_an_earlier_hook_prints(ended):
+    """The first grid compares variables, too."""
     end = ended["late"]
     assert end.returncode == 1, end.stderr
+    assert end.stdout.count("DISTCONV_FALLBACK differs between ranks: warn on rank 0, error on rank 1") == 2
     assert "distconv: rank 1 failed\nthe user's hook: only here\n" in end.stderr and "Traceback" not in end.stderr
 
 

@@ -28,34 +28,6 @@ def test_ranks_share_the_cores_that_they_may_use(mine, everyone, threads):
     assert thread_count(frozenset(mine), [frozenset(cores) for cores in everyone]) == threads
 
 
-LATE = """
-import mpi4py
-mpi4py.rc.initialize = False
-import os, sys
-hook = sys.excepthook
-import distconv as dc
-from mpi4py import MPI
-assert sys.excepthook is hook
-MPI.Init_thread(MPI.THREAD_MULTIPLE)
-os.environ["DISTCONV_FALLBACK"] = "error" if MPI.COMM_WORLD.rank else "warn"
-try:
-    dc.ProcessGrid(MPI.COMM_WORLD, n=2)
-except dc.EnvironmentVariableError as error:
-    print(error)
-del os.environ["DISTCONV_FALLBACK"]
-dc.ProcessGrid(MPI.COMM_WORLD, n=2)
-assert sys.excepthook is not hook
-MPI.Finalize()
-"""
-
-
-@pytest.mark.fault(103, 106)
-def test_the_first_grid_compares_variables_and_coordinates_exits(mpiexec):
-    ended = mpiexec(2, LATE, timeout=60)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("DISTCONV_FALLBACK differs between ranks: warn on rank 0, error on rank 1") == 2
-
-
 IMPORT = """
 import atexit, os, signal, sys, threading, warnings
 from mpi4py import MPI

@@ -66,8 +66,6 @@ def cause_of(what):
         dc.save_checkpoint(folder, 2, model)  # cause of save
     if what == "evaluate":
         evaluate()  # cause of evaluate
-    if what == "barrier":
-        comm.Barrier()  # cause of barrier
     if what == "loop":
         while True: pass  # cause of loop
     if what == "sleep":
@@ -116,7 +114,7 @@ def start(folder: Path, *causes: str) -> Job:
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """Jobs that end by themselves, by their cause, with their folders; all at once, as they wait more than compute."""
-    folders = {cause: tmp_path_factory.mktemp(cause) for cause in ("save", "barrier", "layers", "evaluate")}
+    folders = {cause: tmp_path_factory.mktemp(cause) for cause in ("save", "layers", "evaluate")}
     with ExitStack() as stack:
         jobs = {cause: stack.enter_context(start(folder, cause)) for cause, folder in folders.items()}
         first_grid = stack.enter_context(Job(2, NO_GRID, env={"DISTCONV_TIMEOUT_S": "6"}))
@@ -141,9 +139,7 @@ def check_report(report: str, folder: Path, cause: str, call: str) -> None:
 
 
 @pytest.mark.fault(113)
-@pytest.mark.parametrize(
-    ("cause", "call"), [("save", "save_checkpoint"), ("barrier", "user code"), ("layers", "sum of Net")]
-)
+@pytest.mark.parametrize(("cause", "call"), [("save", "save_checkpoint"), ("layers", "sum of Net")])
 def test_a_rank_that_makes_another_call_is_named_with_its_line_and_the_job_ends(ended, cause, call):
     ended, folder = ended[cause]
     assert ended.returncode == watchdog.ABORT_CODE, ended.stderr

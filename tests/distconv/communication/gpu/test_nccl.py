@@ -58,6 +58,8 @@ def ring_and_sums(comm, channel, device):
             assert found.tolist() == [expected] * 5
     total = allreduce(comm, torch.full((2,), 1 + 2j, device=device), "a sum")
     assert total.tolist() == [comm.size * (1 + 2j)] * 2
+    product = allreduce(comm, torch.tensor([1 + 2j, 1j + comm.rank], device=device), "a product", MPI.PROD)
+    assert product.tolist() == [(1 + 2j) ** comm.size, math.prod(1j + rank for rank in range(comm.size))]
 
 
 # -- for real, by gloo -------------------------------------------------------------------------------------------------
@@ -122,14 +124,6 @@ def test_process_groups_are_handed_the_bytes_that_mpi_is_and_give_every_rank_the
             assert comm.size > 2 or torch.equal(a, b)
         for grad in found[1:]:
             assert len(set(comm.allgather(grad.numpy().tobytes()))) == 1
-
-
-@pytest.mark.cpu
-@pytest.mark.ranks(2, 3)
-def test_a_product_of_complex_numbers_is_one_by_a_process_group_too(comm):
-    with by_gloo(comm) as (_, own):
-        found = allreduce(own, torch.tensor([1 + 2j, 1j + own.rank]), "a product", MPI.PROD)
-    assert found.tolist() == [(1 + 2j) ** comm.size, math.prod(1j + rank for rank in range(comm.size))]
 
 
 @pytest.mark.cpu
