@@ -57,15 +57,6 @@ def test_equal_tensors_make_equal_files() -> None:
     assert b"".join(hdf5_image(TENSORS)) == b"".join(hdf5_image(TENSORS))
 
 
-def test_what_numpy_has_no_type_for_is_kept_as_integers() -> None:
-    kept = {torch.bfloat16: torch.int16, torch.float8_e5m2: torch.int8}
-    assert {dtype: storage_dtype(dtype) for dtype in (*kept, torch.float64, torch.bool)} == {
-        **kept,
-        torch.float64: torch.float64,
-        torch.bool: torch.bool,
-    }
-
-
 def test_names_that_hdf5_would_take_for_others_are_kept_apart() -> None:
     names = ["t", "t/850", "t/850/exp_avg", "a//b", "a/b", "a/./b", "/c", "c", "d/", "d%2Fe", "d/e", "d", "x.y", "."]
     given = {name: normal(3, seed=seed) for seed, name in enumerate(names)}

@@ -15,19 +15,6 @@ from tests.distconv.parameters.bench import Bench, Net, as_in_one_process, shard
 pytestmark = pytest.mark.ranks(at_most=6)
 
 
-@pytest.mark.parametrize("name", ["Adam", "NAdam"])
-def test_optimizers_work_unchanged(comm, name):
-    def scenario(bench):
-        optimizer = getattr(torch.optim, name)(bench.model.parameters(), 1e-3)
-        for step in range(2):
-            optimizer.zero_grad(set_to_none=bool(step))
-            bench.loss(step).backward()
-            optimizer.step()
-        return bench.model.state_dict()
-
-    as_in_one_process(comm, scenario)
-
-
 @pytest.mark.ranks(at_least=2)
 def test_each_rank_has_its_share_of_weights_gradients_and_optimizer_state(comm):
     bench = Bench(grid_over(comm, c=comm.size))

@@ -19,17 +19,6 @@ from tests.distconv.communication.by_gloo import by_gloo
 from tests.distconv.communication.late_transports import by
 from tests.distconv.layouts import grid_over, normal
 from tests.harness import late_gpu
-from tests.layers.compare import same_as_one_process
-
-
-@pytest.fixture
-def by_nccl(comm, monkeypatch):
-    monkeypatch.setenv("DISTCONV_TRANSPORT", "nccl")
-    if device_transport.describe_missing(comm, torch.device("cuda", torch.cuda.current_device())):
-        pytest.skip("NCCL needs a GPU for each rank")
-    for state in (derived := CommunicatorRegistry.get(comm)), CommunicatorRegistry.get(MPI.COMM_WORLD):
-        monkeypatch.setattr(state, "transports", {})
-    return device_transport.choose_transport(comm, torch.zeros(1, device="cuda")).channel, derived
 
 
 def neighbours(comm):
@@ -284,23 +273,3 @@ def test_process_groups_of_a_communicator_that_is_gone_end_when_the_gpu_is_done(
         assert launch.is_done()
         assert [group.ended for group in groups] == ["shut down"] * 2
         assert total.cpu().tolist() == [2] * 3
-
-
-# -- by NCCL, on GPUs --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-@pytest.mark.ranks(at_least=2)
-def test_messages_and_sums_by_nccl_are_those_of_the_cpu(comm, by_nccl):
-    ring_and_sums(comm, by_nccl[0], "cuda")
-
-
-@pytest.mark.gpu
-@pytest.mark.ranks(at_least=2)
-@pytest.mark.parametrize("axes", ["h", "w", "c", "n"])
-def test_layers_by_nccl_equal_one_process(comm, by_nccl, axes):
-    grid = grid_over(comm, **{axes: comm.size})
-    tensors = [normal(4, 4, 9, 8), normal(4, 4, 3, 3, seed=1), normal(4, seed=2)]
-    x, *plain = [tensor.cuda() for tensor in tensors]
-    same_as_one_process(grid, network, x, plain=plain)
-    assert CommunicatorRegistry.get(grid.world).get_attached(device_transport.Transports)["cuda"].channel is not None
