@@ -91,47 +91,34 @@ def run(folder: Path, place: str, how: str, **environment: str) -> End:
         return End(ended.returncode, ended.stderr, time.time() - float(note.read_text()))
 
 
-@pytest.mark.fault(45)
-@pytest.mark.parametrize("place", ["halo", pytest.param("backward", marks=slow)])
-def test_an_exception_on_one_rank_ends_the_job_at_once(tmp_path: Path, place: str) -> None:
-    end = run(tmp_path, place, RAISE)
-    assert end.code == 1, end.text
-    assert end.after_s < 5
-    assert "rank 1 failed\nTraceback" in end.text
-    assert "ValueError: only here" in end.text
+REPORT = ("rank 0 of 2 has waited", "halo exchange with peers 1", " is stopped; ending the job")
+ENDS = {
+    "raises": ("halo", RAISE, {}, (1,), 5, ("rank 1 failed\nTraceback", "ValueError: only here")),
+    "raises in backward": ("backward", RAISE, {}, (1,), 5, ("rank 1 failed\nTraceback", "ValueError: only here")),
+    "is killed": ("allreduce", KILL, {}, (9, 137), 10, ()),
+    "is gone": ("forward", "os._exit(5)", {}, (5,), 10, ()),
+    "is gone under gloo": ("halo", "os._exit(3)", {"DISTCONV_TRANSPORT": "torch"}, (3,), 10, ()),
+    "is stopped": ("halo", STOP, {"DISTCONV_TIMEOUT_S": "6"}, (75,), 16, REPORT),
+}
+"""Where the last rank fails, how, variables of the job, its exit codes, seconds until then, and what it says."""
+
+SLOW = ("raises in backward", "is gone", "is stopped")
 
 
-@pytest.mark.fault(48)
-def test_a_rank_that_is_killed_ends_the_job_soon(tmp_path: Path) -> None:
-    end = run(tmp_path, "allreduce", KILL)
-    assert end.code in (9, 137), end.text
-    assert end.after_s < 10
-
-
-@pytest.mark.fault(98)
-def test_a_rank_that_is_gone_under_torchs_process_groups_ends_the_job_soon(tmp_path: Path) -> None:
-    end = run(tmp_path, "halo", "os._exit(3)", DISTCONV_TRANSPORT="torch")
-    assert end.code == 3, end.text
-    assert end.after_s < 10
-
-
-@pytest.mark.slow
-@pytest.mark.fault(47)
-def test_a_rank_that_is_gone_with_an_error_code_ends_the_job_with_it(tmp_path: Path) -> None:
-    end = run(tmp_path, "forward", "os._exit(5)")
-    assert end.code == 5, end.text
-    assert end.after_s < 10
-
-
-@pytest.mark.slow
-@pytest.mark.fault(49)
-def test_a_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
-    end = run(tmp_path, "halo", STOP, DISTCONV_TIMEOUT_S="6")
-    assert end.code == 75, end.text
-    assert end.after_s < 6 + 10
-    assert "rank 0 of 2 has waited" in end.text
-    assert "halo exchange with peers 1" in end.text
-    assert " is stopped; ending the job" in end.text
+@pytest.mark.fault(45, 47, 48, 49, 98)
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(what, marks=slow if what in ("raises in backward", "is gone", "is stopped") else ())
+        for what in ENDS
+    ],
+)
+def test_a_rank_that_fails_ends_the_job_soon(tmp_path: Path, what: str) -> None:
+    place, how, environment, codes, seconds, texts = ENDS[what]
+    end = run(tmp_path, place, how, **environment)
+    assert end.code in codes, end.text
+    assert end.after_s < seconds
+    assert not [text for text in texts if text not in end.text]
 
 
 def under_way(job: Job) -> None:
