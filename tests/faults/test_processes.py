@@ -106,13 +106,7 @@ SLOW = ("raises in backward", "is gone", "is stopped")
 
 
 @pytest.mark.fault(45, 47, 48, 49, 98)
-@pytest.mark.parametrize(
-    "what",
-    [
-        pytest.param(what, marks=slow if what in ("raises in backward", "is gone", "is stopped") else ())
-        for what in ENDS
-    ],
-)
+@pytest.mark.parametrize("what", [pytest.param(what, marks=slow if what in SLOW else ()) for what in ENDS])
 def test_a_rank_that_fails_ends_the_job_soon(tmp_path: Path, what: str) -> None:
     place, how, environment, codes, seconds, texts = ENDS[what]
     end = run(tmp_path, place, how, **environment)

@@ -46,8 +46,13 @@ def by_autograd_grad(model, x, labels):
         parameter.grad = gradient
 
 
-@pytest.mark.parametrize("alone_bytes", [0, 100, 1 << 20])
-@pytest.mark.parametrize("passes", [two_passes, one_graph_twice, to_some_parameters, by_autograd_grad])
+@pytest.mark.parametrize(
+    ("passes", "alone_bytes"),
+    [
+        *((two_passes, alone_bytes) for alone_bytes in (0, 100, 1 << 20)),
+        *((one_graph_twice, 0), (to_some_parameters, 100), (by_autograd_grad, 1 << 20)),
+    ],
+)
 def test_gradients_are_complete_when_backward_returns_however_many_buckets(comm, monkeypatch, passes, alone_bytes):
     monkeypatch.setattr(gradient_reduction, "BUCKET_BYTES", 100)
     monkeypatch.setattr(gradient_reduction, "UNBUCKETED_BYTES", alone_bytes)
@@ -65,9 +70,8 @@ def test_hooks_on_parameters_see_whole_gradients(comm):
         weight, bias, head = model.body.first.weight, model.head.bias, model.head.weight
         weight.register_hook(lambda grad: seen.append(grad.clone()) or grad.clamp(-0.01, 0.01))
         bias.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
-        weight.register_post_accumulate_grad_hook(
-            lambda _, head=head: seen.append(head.grad.clone())
-        )  # a later layer's
+        # A later layer has its full gradient by then.
+        weight.register_post_accumulate_grad_hook(lambda _, head=head: seen.append(head.grad.clone()))
         classify(model, x, labels).backward()
         seen.append(weight.grad.clone())
     assert len(seen) == 8

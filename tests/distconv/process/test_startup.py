@@ -188,6 +188,7 @@ def test_grids_over_overlapping_communicators_coordinate_the_exits_of_all_their_
 
 WORKERS = """
 import multiprocessing, sys
+from concurrent.futures import ProcessPoolExecutor
 import distconv as dc
 import torch
 
@@ -210,9 +211,9 @@ if __name__ == "__main__":
         batches = torch.utils.data.DataLoader(Samples(), 2, num_workers=1, multiprocessing_context="spawn")
         print([dc.scatter(batch, ranks).sum().item() for batch in batches])
     else:
-        with multiprocessing.get_context("fork").Pool(2) as pool:
+        with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
             try:
-                pool.map(grid, range(4))
+                list(pool.map(grid, range(4)))
             except dc.CommunicatorError as error:
                 print(error)
 """
