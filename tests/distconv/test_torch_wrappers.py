@@ -93,26 +93,10 @@ def fully_shard(model: nn.Module) -> nn.Module:
     return sharded.fully_shard(model)
 
 
-def with_hooks(model: nn.Module) -> nn.Module:
-    """Average gradients again by hooks on autograd's nodes, as Horovod does."""
-    model.nodes = []
-    for parameter in model.parameters():
-        node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-
-        def average(*_: object, parameter: torch.Tensor = parameter) -> None:
-            torch.distributed.all_reduce(parameter.grad)
-            parameter.grad.div_(torch.distributed.get_world_size())
-
-        node.register_hook(average)
-        model.nodes.append(node)
-    return model
-
-
 RIGHT = {
     "FSDP": fsdp,
     "fully_shard": fully_shard,
     "DataParallel on one device": DataParallel,
-    "hooks": with_hooks,
 }
 
 

@@ -109,16 +109,6 @@ def test_training_finds_a_head_that_each_rank_has_replaced_with_another_seed(com
 
 
 @pytest.mark.ranks(2, 3)
-def test_equal_heads_that_replace_others_train_on(comm):
-    model, grid = classifier(comm, h=comm.size)
-    torch.manual_seed(7)
-    model[3] = nn.Linear(4, 5).double()
-    train(model, grid, 13)
-    dc.check_replicas(model, comm)
-    grid.free()
-
-
-@pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("name", ["3.weight", "exp_avg"])
 def test_no_checkpoint_is_saved_of_copies_that_differ(comm, shared_tmp_path, name):
     model, grid = classifier(comm, h=comm.size)
