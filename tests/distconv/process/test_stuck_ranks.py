@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from distconv.errors import DISAGREEMENT
 from distconv.process import stuck_ranks, watchdog
 from distconv.process.call_stack import Position
 from distconv.process.stuck_ranks import RankState, _describe_other_ranks
@@ -53,19 +52,9 @@ class Net(torch.nn.Module):
             return x.sum((2, 3), keepdim=True)
         return self.second(x)
 
-def evaluate():
-    with torch.no_grad():
-        for _ in range(3):
-            predict()
-
-def predict():
-    return model(image)
-
 def cause_of(what):
     if what == "save":
         dc.save_checkpoint(folder, 2, model)  # cause of save
-    if what == "evaluate":
-        evaluate()  # cause of evaluate
     if what == "loop":
         while True: pass  # cause of loop
     if what == "sleep":
@@ -114,7 +103,7 @@ def start(folder: Path, *causes: str) -> Job:
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """Jobs that end by themselves, by their cause, with their folders; all at once, as they wait more than compute."""
-    folders = {cause: tmp_path_factory.mktemp(cause) for cause in ("save", "layers", "evaluate")}
+    folders = {cause: tmp_path_factory.mktemp(cause) for cause in ("save", "layers")}
     with ExitStack() as stack:
         jobs = {cause: stack.enter_context(start(folder, cause)) for cause, folder in folders.items()}
         first_grid = stack.enter_context(Job(2, NO_GRID, env={"DISTCONV_TIMEOUT_S": "6"}))
@@ -166,14 +155,6 @@ def test_a_rank_that_was_only_slow_is_named_with_its_line_and_the_training_goes_
     assert (ended.returncode, ended.stdout.count("finished")) == (0, 2), ended.stderr
     for report, cause in zip(reports(ended.stderr), causes, strict=True):
         check_report(report, tmp_path, cause, "user code")
-
-
-def test_a_rank_that_evaluates_alone_ends_the_job_at_once(ended):
-    ended, _ = ended["evaluate"]
-    assert ended.returncode == DISAGREEMENT, ended.stderr
-    assert (
-        "forward pass of Net: ranks disagree: in train(), under no_grad on rank 0; in train() on rank 1" in ended.stderr
-    )
 
 
 @pytest.mark.fault(113)
