@@ -1,4 +1,4 @@
-"""A function of a box as the source of samples: what it is asked for, what it may do wrong, training from it."""
+"""A function of a box as the source of samples: what it is asked for, and what it may do wrong."""
 
 from __future__ import annotations
 
