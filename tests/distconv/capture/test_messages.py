@@ -104,55 +104,6 @@ def test_sums_of_two_ranks_have_the_bits_of_mpis(comm):
         assert replay._program.requests == 2
 
 
-ENDS = """
-import os, signal, sys
-import torch
-from mpi4py import MPI
-from torch import nn
-import distconv as dc
-from distconv import recording
-from distconv.capture import messages
-
-MPI.COMM_WORLD.Barrier()  # imports may take longer on one rank than the timeout
-grid = dc.ProcessGrid(h=2)
-torch.manual_seed(0)
-model = dc.parallelize(nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4)), grid)
-x = dc.scatter(torch.randn(2, 2, 9, 8), grid)
-
-def step(x):
-    loss = model(x).square().mean()
-    loss.backward()
-    return loss
-
-taken = dc.capture(step, x)
-for _ in range(3):
-    taken(x)
-waited = messages._wait_all
-
-def failing(requests):
-    exec(sys.argv[1])
-    waited(requests)
-
-if grid.rank == 1:
-    messages._wait_all = failing  # at the first of several waits: the other rank waits within the replay, too
-taken(x)
-"""
-
-
-@pytest.mark.mpi
-@pytest.mark.time_limit(120)
-@pytest.mark.parametrize(
-    ("how", "words", "code"),
-    [
-        ("os.kill(os.getpid(), signal.SIGSTOP)", "in the replay of ", watchdog.ABORT_CODE),
-        ("raise ValueError('mine')", "ValueError: mine", 1),
-    ],
-)
-def test_a_rank_that_stops_or_raises_in_a_replay_ends_the_job(mpiexec, how, words, code):
-    ended = mpiexec(2, ENDS, how, timeout=90, env={"DISTCONV_TIMEOUT_S": "3"})
-    assert (ended.returncode, words in ended.stderr) == (code, True), ended.stderr
-
-
 @pytest.mark.parametrize("captured", [True, False])
 def test_steps_keep_no_tensors_objects_or_descriptors(comm, captured):
     grid = grids(comm, "h")[0]

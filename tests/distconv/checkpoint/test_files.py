@@ -45,7 +45,7 @@ def test_hdf5_reads_each_tensor_bit_for_bit() -> None:
         assert torch.equal(found[name], tensor.detach().view(found[name].dtype))
 
 
-@pytest.mark.parametrize("count", [0, 1, 3000])
+@pytest.mark.parametrize("count", [0, 1, 1000])
 def test_there_is_room_for_what_describes_them(count: int) -> None:
     tensors = {"/".join([f"module{i}"] * (i % 7) + [f"{'long' * 40}{i}"]): torch.tensor([i]) for i in range(count)}
     assert {name: int(tensor) for name, tensor in tensors.items()} == {

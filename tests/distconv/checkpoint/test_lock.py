@@ -57,6 +57,7 @@ def another_job(comm: Any, folder: Path) -> Iterator[int]:
 
 
 @pytest.mark.long
+@pytest.mark.ranks(2)
 @pytest.mark.fault(72)
 def test_the_second_job_with_one_folder_is_refused_until_the_first_is_gone(comm: Any, shared_tmp_path: Path) -> None:
     with another_job(comm, shared_tmp_path) as pid:
