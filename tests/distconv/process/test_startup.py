@@ -98,6 +98,7 @@ world.Split(0, world.rank)
 for step in range(3):
     world.send(step, dest=1)
 print("solver received", world.recv(source=1), flush=True)
+world.send("printed", dest=2)
 world.recv(source=1)  # waits until the job ends
 """
 
@@ -126,7 +127,7 @@ torch.testing.assert_close(loss.item(), alone(x * 2).square().mean().item(), rto
 if ranks.rank == 0:
     world.send("the loss", dest=0)
     assert local_device._local_rank is not None
-    world.recv(source=0)
+world.recv(source=0)  # on rank 1 until the job ends
 raise ValueError("only here")
 """
 
