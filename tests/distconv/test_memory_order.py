@@ -89,18 +89,6 @@ def test_a_slice_of_blocks_of_one_row_is_drawn_as_in_one_process(comm):
 
 
 @RANKS
-def test_a_permuted_tensor_takes_other_precisions(comm):
-    for grid in grids(comm, "nhc"):
-        x = dc.scatter(normal(*SHAPE), grid).permute(0, 2, 3, 1)
-        for convert in (torch.Tensor.float, torch.Tensor.half, lambda x: x.to(torch.float32), torch.Tensor.int):
-            found, expected = convert(x), convert(normal(*SHAPE).permute(0, 2, 3, 1))
-            assert found.dtype == expected.dtype
-            assert found.stride() == expected.stride()
-            assert torch.equal(dc.gather(found), expected)
-        assert x.double() is x
-
-
-@RANKS
 def test_contiguous_copies_where_one_process_copies_and_only_there(comm):
     for grid in grids(comm, "nhc"):
         x = dc.scatter(normal(comm.size, 1, comm.size, 1), grid)

@@ -88,19 +88,3 @@ def test_halos_are_exchanged_in_the_lower_precision(comm: Any, memory_format: st
         sent[dtype] = sum(size for what, size in traffic.sent.items() if "halo" in what)
     assert 0 < 2 * sent[torch.bfloat16] == sent[None]
     grid.free()
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("memory_format", FORMATS)
-def test_strides_are_those_of_one_process(comm: Any, memory_format: str) -> None:
-    """Layers after the first have half-precision inputs and float32 weights."""
-    grid, order = dc.ProcessGrid(comm, h=2), FORMATS[memory_format]
-    model, (x, _) = network(order), samples(order)
-    split = dc.parallelize(copy.deepcopy(model), grid)
-    y = dc.scatter(x, grid)
-    with torch.autocast("cpu", torch.bfloat16):
-        for layer, distributed in zip(model, split, strict=True):
-            x, y = layer(x), distributed(y)
-            assert (y.stride(), y.dtype) == (x.stride(), x.dtype), layer
-    assert torch.equal(dc.gather(y.permute(0, 2, 3, 1).flatten()), dc.gather(y).permute(0, 2, 3, 1).flatten())
-    grid.free()

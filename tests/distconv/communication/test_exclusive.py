@@ -66,11 +66,6 @@ def _with_hook(hook):
     return act
 
 
-def _retained(x, y):
-    x.retain_grad()
-    return (x * y).sum()
-
-
 class Saved(Function):
     @staticmethod
     def forward(ctx, x, y):
@@ -126,16 +121,6 @@ def test_fresh_gradients_are_nobody_elses(action):
 @pytest.mark.parametrize("action", OTHERS.values(), ids=OTHERS)
 def test_those_that_others_hold_are_not(action):
     assert _noticed(action) == [False]
-
-
-def test_one_that_is_retained_is_a_copy():
-    """What retain_grad() keeps is no memory of the gradient's, so that it stays what it was."""
-    found = []
-    x = normal(6, 6).requires_grad_()
-    entered = Watched.apply(x, found)
-    _retained(entered, normal(6, 6, seed=2)).backward()
-    assert found == [True]
-    assert torch.equal(entered.grad, normal(6, 6, seed=2))
 
 
 @pytest.fixture(params=[0, 100])

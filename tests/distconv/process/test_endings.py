@@ -74,41 +74,6 @@ def test_a_rank_that_still_computes_may_finish(leave, code):
     assert "distconv:" not in ended.stderr
 
 
-SLOW_PARTNER = """
-import time
-import torch
-from mpi4py import MPI
-import distconv as dc
-comm = MPI.COMM_WORLD
-grid = dc.ProcessGrid(comm, n=3)
-x = dc.scatter(torch.ones(3, 1), grid)
-comm.Barrier()
-if comm.rank == 2:
-    time.sleep(6)
-    comm.send("computed", dest=0)
-if comm.rank == 0:
-    pair = comm.Create_group(comm.group.Incl([0, 2]))
-elif comm.rank == 2:
-    pair = comm.Create_group(comm.group.Incl([0, 2]))
-if comm.rank != 1:
-    dc.ProcessGrid(pair, n=2)
-    if comm.rank == 0:
-        print(comm.recv(source=2), flush=True)
-    x.sum()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.fault(101)
-def test_who_waits_for_a_rank_that_computes_is_left_alone():
-    """Rank 1 has left and rank 0 waits, but for rank 2; only then do both wait for rank 1."""
-    with Job(3, SLOW_PARTNER) as job:
-        ended = job.wait(LIMIT_S)
-    assert ended.stdout == "computed\n"
-    assert ended.returncode == 75
-    assert "rank 1 has come to the end of its program, but rank 0 waits in " in ended.stderr
-
-
 PEACEFUL = """
 import os, sys
 import distconv

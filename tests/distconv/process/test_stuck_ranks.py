@@ -25,7 +25,7 @@ LIMIT_S = 120.0
 Ended = dict[str, tuple[subprocess.CompletedProcess[str], Path]]
 
 PROGRAM = """
-import ctypes, os, signal, sys, time
+import os, signal, sys, time
 from mpi4py import MPI
 import torch
 import distconv as dc
@@ -59,8 +59,6 @@ def cause_of(what):
         while True: pass  # cause of loop
     if what == "sleep":
         time.sleep(60)  # cause of sleep
-    if what == "interpreter":
-        ctypes.PyDLL(None).sleep(60)  # holds the interpreter's lock
 
 signal.signal(signal.SIGUSR1, release)
 comm.Barrier()
@@ -155,18 +153,6 @@ def test_a_rank_that_was_only_slow_is_named_with_its_line_and_the_training_goes_
     assert (ended.returncode, ended.stdout.count("finished")) == (0, 2), ended.stderr
     for report, cause in zip(reports(ended.stderr), causes, strict=True):
         check_report(report, tmp_path, cause, "user code")
-
-
-@pytest.mark.fault(113)
-@pytest.mark.slow
-def test_a_rank_that_cannot_answer_is_named(tmp_path):
-    with start(tmp_path, "interpreter") as job:
-        ended = job.wait(LIMIT_S)
-    assert ended.returncode == watchdog.ABORT_CODE, ended.stderr
-    assert "elsewhere: rank 0 (no answer)" in reports(ended.stderr)[0]
-    assert (
-        "    rank 0 no answer: " in reports(ended.stderr)[0] and "Python's interpreter lock" in reports(ended.stderr)[0]
-    )
 
 
 def test_a_first_grid_that_other_ranks_do_not_make_is_reported(ended):
