@@ -126,7 +126,6 @@ def test_each_file_of_a_list_has_its_own_attributes(tmp_path: Path) -> None:
     ]
     files = [tmp_path / f"{index}.nc" for index in range(3)]
     check_equal(files, np.concatenate(expected))
-    check_equal(files, np.concatenate(expected), readers=2)
     check_equal(files, np.stack(expected), one_each=True)
 
 
