@@ -12,7 +12,7 @@ import distconv as dc
 from distconv.process import endings
 from tests.harness.launch import Job
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.time_limit(180)]
 
 LIMIT_S = 120.0
 
@@ -32,24 +32,21 @@ def fail():
     raise ValueError("in a thread")
 MPI.COMM_WORLD.Barrier()
 if grid.rank == 1:
-    print("left at", time.time(), flush=True)
     {leave}
 elif grid.rank == 0:
     {stay}
 """
-IN_OURS, IN_MPI, BUSY = "x.max()", "MPI.COMM_WORLD.recv(source=1)", "time.sleep(7); print('computed')"
+IN_OURS, IN_MPI = "x.max()", "MPI.COMM_WORLD.recv(source=1)"
 
 LEFT = "rank 1 has come to the end of its program, but rank 0 waits in agreement on extremes at <string>, line "
 FALLS_OFF = ("pass", 75)
 HOOKED = ("sys.excepthook = foreign; 1 / 0", 1)
-RAISES = ("1 / 0", 1)
 IN_THREAD = ("threading.Thread(target=fail).start(); time.sleep(60)", 1)
 OWN_HOOK = "rank 1 failed, and its own sys.excepthook has taken the exception; ending the job"
 
 QUICK = {
     "falls off": (FALLS_OFF, IN_OURS, LEFT),
-    "another excepthook": (HOOKED, BUSY, OWN_HOOK),
-    "raises": (RAISES, IN_MPI, "rank 1 failed\nTraceback"),
+    "another excepthook": (HOOKED, IN_MPI, OWN_HOOK),
     "in a thread": (IN_THREAD, IN_OURS, "ValueError: in a thread"),
 }
 

@@ -18,7 +18,7 @@ from distconv.process.call_stack import Position
 from distconv.process.stuck_ranks import RankState, _describe_other_ranks
 from tests.harness.launch import Job
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.time_limit(180)]
 
 LIMIT_S = 120.0
 
