@@ -201,7 +201,9 @@ def grid(index):
     dc.ProcessGrid(n=1)
 
 if __name__ == "__main__":
-    ranks = dc.ProcessGrid()
+    from mpi4py import MPI
+
+    ranks = dc.ProcessGrid(h=MPI.COMM_WORLD.size)
     if sys.argv[1] == "loader":
         batches = torch.utils.data.DataLoader(Samples(), 2, num_workers=1, multiprocessing_context="spawn")
         print([dc.scatter(batch, ranks).sum().item() for batch in batches])
