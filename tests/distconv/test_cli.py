@@ -116,7 +116,7 @@ def test_a_command_loads_no_other_job() -> None:
     finished = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60, check=True
     )
-    assert finished.stdout.splitlines()[-1] == "['distconv.jobs.commands.info']"
+    assert finished.stdout.splitlines()[-1] == "['distconv.jobs.commands.information']"
 
 
 @pytest.mark.ranks(1, 2)
