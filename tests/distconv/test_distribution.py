@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -110,17 +109,6 @@ def test_a_block_out_of_range_is_refused(index):
         dc.block_range(10, 4, index)
 
 
-@given(distributions(), distributions())
-def test_equal_distributions_own_the_same_and_hash_alike(one, other):
-    first, shape = one
-    again = dc.Distribution(first.grid, first.axes, boundaries=first.boundaries, cyclic=first.cyclic)
-    assert first == again
-    assert hash(first) == hash(again)
-    second, second_shape = other
-    if first == second and shape == second_shape:
-        assert all(first.local_shape(shape, r) == second.local_shape(shape, r) for r in range(first.grid.size))
-
-
 def test_an_axis_of_one_part_counts_as_replicated():
     grid = grid_on_paper(h=2)
     assert dc.Distribution(grid, ("n", "h")) == dc.Distribution(grid, (None, "h"))
@@ -142,12 +130,6 @@ def test_replicate_makes_the_chosen_dimensions_whole():
     assert dist.replicate([2]).split == ("n", None, None, "w")
     assert dist.replicate([2]).cyclic == {"w": 2}
     assert dist.replicate().split == (None,) * 4
-
-
-def test_a_replicated_tensor_has_every_rank_among_its_owners():
-    dist = dc.Distribution(grid_on_paper(r=2, h=2), ("h", None))
-    assert dist.owners((0, 0), (4, 3)) == [0, 2]
-    assert Counter(r for i in range(4) for r in dist.owners((i, 0), (4, 3))) == dict.fromkeys(range(4), 2)
 
 
 @pytest.mark.fault(26)

@@ -73,51 +73,10 @@ def test_a_number_that_ranks_share_or_lack_is_none(given, expected):
     assert [choose_local_rank(given, place) for place in range(len(given))] == expected
 
 
-NO_NUMBERS = """
-    import os
-    import torch
-    from mpi4py import MPI
-    import distconv as dc
-    from distconv import local_device
-    for name in local_device._VARIABLES:
-        os.environ.pop(name, None)
-    torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 2
-    torch.cuda.set_device = lambda device: None
-    try:
+@pytest.mark.ranks(2)
+def test_before_the_first_grid_ranks_without_numbers_have_no_gpu_of_their_own(comm, gpus, no_launcher):
+    gpus(2)
+    with pytest.raises(dc.LaunchError, match="Make the ProcessGrid first"):
         dc.device()
-    except dc.LaunchError as error:
-        assert "Make the ProcessGrid first" in str(error)
-    dc.ProcessGrid(n=3)
-    found = MPI.COMM_WORLD.gather(dc.device().index)
-    if found:
-        print(*found)
-"""
-
-
-@pytest.mark.ranks(1)
-def test_without_the_launchers_numbers_the_first_grid_numbers_the_ranks_of_a_node(mpiexec):
-    ended = mpiexec(3, NO_NUMBERS, timeout=60)
-    assert (ended.returncode, ended.stdout) == (0, "0 1 0\n"), ended.stderr
-
-
-LATE_MPI = """
-    import mpi4py
-    mpi4py.rc.initialize = False
-    import torch
-    import distconv as dc
-    from mpi4py import MPI
-    MPI.Init()
-    torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 2
-    torch.cuda.set_device = lambda device: None
-    found = MPI.COMM_WORLD.gather(dc.device().index)
-    if MPI.COMM_WORLD.rank == 0:
-        print(*found)
-    MPI.Finalize()
-"""
-
-
-@pytest.mark.long
-@pytest.mark.ranks(1)
-def test_ranks_of_a_job_find_their_gpus_where_mpi_is_initialized_after_the_import(mpiexec):
-    ended = mpiexec(3, LATE_MPI, timeout=40)
-    assert (ended.returncode, ended.stdout) == (0, "0 1 0\n"), ended.stderr
+    local_device.set_local_rank(comm)
+    assert dc.device().index == comm.rank

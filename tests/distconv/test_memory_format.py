@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import distconv as dc
-from distconv.kernels.normalization import input_gradient
 from distconv.memory_format import dense, memory_format, new_empty
 from tests.distconv.layouts import grids, normal
 from tests.layers.compare import built, close, whole
@@ -18,22 +17,15 @@ LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 LAYERS = {
     "conv": lambda: nn.Conv2d(8, 8, 3, padding=1),
-    "conv, stride 2": lambda: nn.Conv2d(8, 8, 3, stride=2, padding=1),
     "conv, depthwise": lambda: nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False),
     "conv, transposed": lambda: nn.ConvTranspose2d(8, 8, 2, stride=2),
     "batch norm": lambda: nn.BatchNorm2d(8),
-    "batch norm, 3-D": lambda: nn.BatchNorm3d(8),
     "group norm": lambda: nn.GroupNorm(2, 8),
-    "max pool": lambda: nn.MaxPool2d(2),
     "max pool with halo": lambda: nn.MaxPool2d(3, 2, 1),
     "max pool, 3-D": lambda: nn.MaxPool3d(2),
-    "average pool": lambda: nn.AvgPool2d(3, 1, 1),
     "adaptive pool": lambda: nn.AdaptiveAvgPool2d((5, 4)),
-    "nearest": lambda: nn.Upsample(scale_factor=2),
     "bilinear": lambda: nn.Upsample(scale_factor=2, mode="bilinear"),
-    "padding": lambda: nn.ZeroPad2d(1),
     "reflection": lambda: nn.ReflectionPad2d(1),
-    "relu": nn.ReLU,
     "dropout": lambda: nn.Dropout(0.5),
     "skip connection": lambda: _Joined(),
 }
@@ -112,17 +104,3 @@ def test_formats_of_views_and_of_what_is_contiguous_in_both():
     empty = new_empty(view.double(), (1, 2, 3, 4))
     assert empty.shape == (1, 2, 3, 4) and empty.dtype is torch.float64
     assert memory_format(empty) is torch.channels_last
-
-
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("shape", [(3, 5, 4, 6), (1, 600, 40, 50)])
-def test_the_gradient_of_a_normalization_is_combined_in_either_format(shape, last):
-    grad, x = normal(*shape), normal(*shape, seed=1)
-    factor, mean, slope, level = (normal(shape[1], seed=seed) for seed in (2, 3, 4, 5))
-    by_channel = [t.view(1, -1, 1, 1) for t in (factor, mean, slope, level)]
-    expected = by_channel[0] * grad - by_channel[2] * (x - by_channel[1]) - by_channel[3]
-    if last:
-        grad, x = (t.contiguous(memory_format=torch.channels_last) for t in (grad, x))
-    dx = input_gradient(grad, x, factor, (mean, slope, level))
-    torch.testing.assert_close(dx, expected, rtol=1e-13, atol=1e-13)
-    assert memory_format(dx) is (torch.channels_last if last else torch.contiguous_format)

@@ -10,22 +10,12 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.parametrizations import weight_norm
 
 import distconv as dc
 from distconv.communication import agreement
 from distconv.communication.transport import count_traffic
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.distconv.small_models import IMAGES, LABELS, Pooled, SqueezeExcite, Tied, build, classify, compare
-
-
-class WeightNorm(Pooled):
-    def __init__(self):
-        super().__init__()
-        self.normed = weight_norm(nn.Conv2d(4, 4, 3, padding=1))
-
-    def forward(self, x):
-        return self.head(self.normed(self.body(x)).mean((2, 3)))
 
 
 class Unused(Pooled):
@@ -57,7 +47,7 @@ class InterleavedHead(Pooled):
 
 
 SCENARIOS = {kind.__name__: kind for kind in (
-    Pooled, SqueezeExcite, Tied, WeightNorm, Unused, Scaled, GatheredHead, InterleavedHead)}  # fmt: skip
+    Pooled, SqueezeExcite, Tied, Unused, Scaled, GatheredHead, InterleavedHead)}  # fmt: skip
 
 
 def with_l2(model, x, labels):
@@ -91,44 +81,6 @@ def test_replicas_do_not_count_twice(comm):
     classify(reference, IMAGES, LABELS).backward()
     grid = grid_over(comm, r=comm.size)
     model = dc.parallelize(build(Pooled), grid)
-    classify(model, dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid)).backward()
-    compare(model, reference)
-
-
-def test_three_steps_of_an_optimizer_with_momentum_are_those_of_one_process(comm):
-    for grid in grids(comm, "nh"):
-        model, reference = dc.parallelize(build(SqueezeExcite), grid), build(SqueezeExcite)
-        for trained, place in ((model, lambda t, grid=grid: dc.scatter(t, grid)), (reference, lambda t: t)):
-            optimizer = torch.optim.SGD(trained.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
-            for step in range(3):
-                optimizer.zero_grad(set_to_none=step % 2 == 0)
-                classify(trained, place(IMAGES + step), place(LABELS)).backward()
-                optimizer.step()
-        compare(model, reference)
-
-
-def test_frozen_parameters_get_no_gradient(comm):
-    grid = grid_over(comm, h=comm.size)
-    model, reference = build(Pooled), build(Pooled)
-    for each in (model, reference):
-        each.body.first.requires_grad_(False)
-    dc.parallelize(model, grid)
-    classify(reference, IMAGES, LABELS).backward()
-    classify(model, dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid)).backward()
-    compare(model, reference)
-
-
-def test_it_returns_the_same_module(comm):
-    model = build(Pooled)
-    keys = list(model.state_dict())
-    assert dc.parallelize(model, grid_over(comm, h=comm.size)) is model
-    assert list(model.state_dict()) == keys
-
-
-def test_a_deep_copy_of_a_parallel_model_trains_as_exactly(comm):
-    grid = grid_over(comm, h=comm.size)
-    model, reference = copy.deepcopy(dc.parallelize(build(Pooled), grid)), build(Pooled)
-    classify(reference, IMAGES, LABELS).backward()
     classify(model, dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid)).backward()
     compare(model, reference)
 
@@ -182,45 +134,36 @@ def test_broadcast_gives_all_ranks_the_state_of_the_first(comm):
         assert torch.equal(found, wanted)
 
 
-def test_a_lazy_layer_is_called_before(comm):
-    model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.LazyConv2d(4, 3))
-    match = r"'1' \(LazyConv2d\) is a lazy layer .* Call the model once with plain tensors"
-    raises_everywhere(comm, dc.UnsupportedOperation, match, lambda: dc.parallelize(model, grid_over(comm, h=comm.size)))
-    torch.manual_seed(0)
-    model(torch.zeros(1, 2, 5, 5))
-    assert dc.parallelize(model, grid_over(comm, h=comm.size)) is model
+def traced():
+    return torch.jit.trace(nn.Conv2d(2, 2, 1), torch.ones(1, 2, 3, 3))
 
 
-def test_a_model_on_the_device_meta_is_rejected(comm):
-    with torch.device("meta"):
-        model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Conv2d(2, 4, 3))
+REJECTED = {
+    "lazy": (
+        lambda: nn.LazyConv2d(4, 3),
+        r"'1' \(LazyConv2d\) is a lazy layer .* Call the model once with plain tensors",
+    ),
+    "meta": (lambda: nn.Conv2d(2, 4, 3, device="meta"), r"'1' \(Conv2d\) is on the device meta, .* to_empty"),
+    "traced": (traced, "is a TorchScript module"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("kind", REJECTED)
+def test_layers_without_weights_of_their_own_are_rejected(comm, kind):
+    make, match = REJECTED[kind]
+    model = nn.Sequential(nn.ReLU(), make())
     for axis in "nc":
         grid = grid_over(comm, **{axis: comm.size})
-        match = r"'1' \(Conv2d\) is on the device meta, .* to_empty"
         raises_everywhere(comm, dc.UnsupportedOperation, match, lambda grid=grid: dc.parallelize(model, grid))
 
 
-def test_a_model_needs_a_grid(comm):
-    raises_everywhere(
-        comm, dc.UnsupportedOperation, "needs a ProcessGrid", lambda: dc.parallelize(build(Pooled), "h=2")
-    )
-
-
-def test_batch_norm_of_a_plan_is_over_what_the_plan_says(comm):
-    x = normal(2 * comm.size, 3, 4, 4)
-    plan = dc.Plan({"*": {"n": comm.size}}, batch_norm="local")
-    model, plain = (nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2)).double() for _ in range(2))
-    plain.load_state_dict({name: comm.bcast(value) for name, value in model.state_dict().items()})
-    dc.parallelize(model, plan, broadcast=True, comm=comm)
-    y = model(dc.scatter(x, grid_over(comm, n=comm.size)))
-    expected = plain(x[2 * comm.rank : 2 * comm.rank + 2])
-    torch.testing.assert_close(y.local, expected, rtol=1e-10, atol=1e-11)
-    # The option decides before the plan.
-    twin = nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2)).double()
-    dc.parallelize(twin, plan, broadcast=True, comm=comm, batch_norm="global")
-    plain.load_state_dict(twin.state_dict())
-    found = dc.gather(twin(dc.scatter(x, grid_over(comm, n=comm.size))))
-    torch.testing.assert_close(found, plain(x), rtol=1e-10, atol=1e-11)
+def test_a_model_needs_a_grid_and_is_returned(comm):
+    model = build(Pooled)
+    raises_everywhere(comm, dc.UnsupportedOperation, "needs a ProcessGrid", lambda: dc.parallelize(model, "h=2"))
+    keys = list(model.state_dict())
+    assert dc.parallelize(model, grid_over(comm, h=comm.size)) is model
+    assert list(model.state_dict()) == keys
 
 
 @pytest.mark.ranks(at_least=2)
@@ -251,67 +194,60 @@ def test_another_plan_replaces_the_one_before(comm):
     torch.testing.assert_close(dc.gather(y).detach(), expected, rtol=1e-12, atol=1e-12)
 
 
-def rank_0_saves(model, x, folder):
-    dc.save_checkpoint(folder, 3, model, comm=x.grid.world)
-
-
-def rank_0_loads(model, x, folder):
-    dc.load_checkpoint(folder, model, comm=x.grid.world)
-
-
-def rank_0_evaluates(model, x, folder):
+def evaluated(model, x):
     model.eval()
     model(x)
 
 
-def rank_0_freezes_a_layer(model, x, folder):
+def with_a_frozen_layer(model, x):
     model[1].eval()
     model(x)
 
 
-def rank_0_is_without_gradients(model, x, folder):
-    with torch.no_grad():
-        model(x)
-
-
-def rank_0_loads_weights(model, x, folder):
-    model.load_state_dict(model.state_dict(keep_vars=True))
-
-
-def rank_0_gathers_weights(model, x, folder):
-    model.state_dict()
+ALONE = {
+    "saves": (
+        lambda model, x, folder: dc.save_checkpoint(folder, 3, model, comm=x.grid.world),
+        "save_checkpoint step 3 in .* on rank 0; forward pass of Sequential",
+    ),
+    "loads": (
+        lambda model, x, folder: dc.load_checkpoint(folder, model, comm=x.grid.world),
+        "load_checkpoint .* on rank 0; forward pass of Sequential",
+    ),
+    "evaluates": (
+        lambda model, x, _: evaluated(model, x),
+        r"forward pass of Sequential: ranks disagree: .*in eval\(\) on rank 0; .*in train\(\) on rank",
+    ),
+    "freezes a layer": (
+        lambda model, x, _: with_a_frozen_layer(model, x),
+        r"in train\(\) but for 1 on rank 0; in train\(\) on rank",
+    ),
+    "is without gradients": (lambda model, x, _: torch.no_grad()(model)(x), "under no_grad on rank 0"),
+    "loads weights": (
+        lambda model, x, _: model.load_state_dict(model.state_dict(keep_vars=True)),
+        "load_state_dict Sequential, 0.weight.* on rank 0; forward pass",
+    ),
+    "gathers weights": (lambda model, x, _: model.state_dict(), "state_dict Sequential on rank 0; forward pass"),
+}
 
 
 @pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize(
-    ("alone", "match"),
-    [
-        (rank_0_saves, "save_checkpoint step 3 in .* on rank 0; forward pass of Sequential"),
-        (rank_0_loads, "load_checkpoint .* on rank 0; forward pass of Sequential"),
-        (
-            rank_0_evaluates,
-            r"forward pass of Sequential: ranks disagree: .*in eval\(\) on rank 0; .*in train\(\) on rank",
-        ),
-        (rank_0_freezes_a_layer, r"in train\(\) but for 1 on rank 0; in train\(\) on rank"),
-        (rank_0_is_without_gradients, "under no_grad on rank 0"),
-        (rank_0_loads_weights, "load_state_dict Sequential, 0.weight.* on rank 0; forward pass"),
-        (rank_0_gathers_weights, "state_dict Sequential on rank 0; forward pass"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
+@pytest.mark.parametrize("what", ALONE)
 def test_what_one_rank_does_alone_is_named_at_once_where_all_calls_are_compared(
-    comm, monkeypatch, shared_tmp_path, alone, match
+    comm, monkeypatch, shared_tmp_path, what
 ):
     monkeypatch.setattr(agreement, "level", "all")
-    grid = dc.ProcessGrid(comm, **{"c" if alone is rank_0_gathers_weights else "h": comm.size})
+    alone, match = ALONE[what]
+    grid = dc.ProcessGrid(comm, **{"c" if what == "gathers weights" else "h": comm.size})
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6)).double()
     model, x = dc.parallelize(model, grid), dc.scatter(normal(2, 6, 7, 8), grid)
     model(x)
-    call = (lambda: alone(model, x, shared_tmp_path)) if comm.rank == 0 else (lambda: model(x))
-    raises_everywhere(comm, dc.MismatchError, match, call)
-    scattering = (lambda: alone(model, x, shared_tmp_path)) if comm.rank == 0 else (lambda: dc.scatter(x.local, grid))
-    raises_everywhere(comm, dc.MismatchError, "ranks are at different operations: .*scatter shape", scattering)
+    for others, expected in (
+        (lambda: model(x), match),
+        (lambda: dc.scatter(x.local, grid), "ranks are at different operations: .*scatter shape"),
+    ):
+        call = (lambda: alone(model, x, shared_tmp_path)) if comm.rank == 0 else others
+        raises_everywhere(comm, dc.MismatchError, expected, call)
 
 
 @pytest.mark.ranks(2, 3)
@@ -346,11 +282,3 @@ def test_a_parallelized_model_is_not_pickled_on_any_grid(comm, axis):
     plain.load_state_dict(torch.load(image))
     assert torch.equal(dc.gather(copy.deepcopy(model).eval()(x)), dc.gather(model.eval()(x)))
     torch.testing.assert_close(dc.gather(model(x)), plain.eval()(torch.ones(2, 2, 4, 4, dtype=torch.float64)))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_a_torchscript_module_is_rejected(comm):
-    traced = torch.jit.trace(nn.Conv2d(2, 2, 1), torch.ones(1, 2, 3, 3))
-    for model in (traced, nn.Sequential(traced)):
-        with pytest.raises(dc.UnsupportedOperation, match="is a TorchScript module"):
-            dc.parallelize(model, grid_over(comm, n=comm.size))

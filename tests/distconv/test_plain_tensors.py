@@ -95,10 +95,3 @@ def test_what_makes_plain_tensors_of_the_memory_says_what_to_do(
 @pytest.mark.ranks(2)
 def test_a_capsule_of_a_plain_tensor_is_torchs(comm: Any) -> None:
     assert torch.equal(torch.from_dlpack(_capsule(torch.ones(3))), torch.ones(3))
-
-
-@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
-@pytest.mark.ranks(2)
-def test_a_loss_becomes_a_plain_tensor(comm: Any) -> None:
-    loss = _images(comm).sum()
-    assert type(torch.tensor(loss.item())) is type(torch.tensor(loss)) is torch.Tensor

@@ -101,11 +101,6 @@ def test_parts_that_do_not_use_all_ranks_leave_replicas(comm):
     assert grids["stem.0"].shape["h"] == comm.size
 
 
-def test_layers_with_the_same_parts_share_a_grid(comm):
-    grids = dc.Plan({"*": {"h": comm.size}}).grids(Net(), comm)
-    assert len({id(grid) for grid in grids.values()}) == 1
-
-
 @pytest.mark.fault(29)
 @pytest.mark.parametrize(
     ("layers", "text"),
@@ -181,17 +176,6 @@ def test_a_bad_file_is_refused_on_all_ranks(comm, shared_tmp_path, content, text
         path.write_text(content, encoding="latin-1")
     comm.Barrier()
     raises_everywhere(comm, dc.PlanError, text, lambda: dc.Plan.load(path, comm))
-
-
-@pytest.mark.fault(31)
-def test_a_missing_or_huge_file_is_refused_on_all_ranks(comm, shared_tmp_path):
-    raises_everywhere(comm, dc.PlanError, "No such file", lambda: dc.Plan.load(shared_tmp_path / "none.json", comm))
-    huge = shared_tmp_path / "huge.json"
-    if comm.rank == 0:
-        with huge.open("wb") as stream:
-            stream.truncate(100 << 20)
-    comm.Barrier()
-    raises_everywhere(comm, dc.PlanError, "the file has more than 10485760 bytes", lambda: dc.Plan.load(huge, comm))
 
 
 def test_replicas_that_a_plan_names_are_among_its_parts(comm):

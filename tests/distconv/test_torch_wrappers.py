@@ -64,7 +64,6 @@ def replicate(grid: dc.ProcessGrid) -> nn.Module:
 REJECTED = {
     "after parallelize": lambda grid: DistributedDataParallel(dc.parallelize(build(), grid)),
     "before parallelize": lambda grid: dc.parallelize(DistributedDataParallel(build()), grid),
-    "static graph": lambda grid: DistributedDataParallel(dc.parallelize(build(), grid), static_graph=True),
     "around a parallelized layer": part_in_ddp,
     "in a parallelized model": lambda grid: dc.parallelize(nn.Sequential(DistributedDataParallel(build())), grid),
     "replicate": replicate,
@@ -72,10 +71,9 @@ REJECTED = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("axis", ["n", "h"])
 @pytest.mark.parametrize("wrapped", REJECTED.values(), ids=REJECTED)
-def test_ddp_raises_at_the_first_forward_and_names_the_grid_to_use(comm, group, axis, wrapped):
-    grid = dc.ProcessGrid(comm, **{axis: comm.size})
+def test_ddp_raises_at_the_first_forward_and_names_the_grid_to_use(comm, group, wrapped):
+    grid = dc.ProcessGrid(comm, h=comm.size)
     text = raises_everywhere(
         comm, dc.UnsupportedOperation, "DistributedDataParallel", lambda: losses(wrapped(grid), grid)
     )
@@ -83,9 +81,9 @@ def test_ddp_raises_at_the_first_forward_and_names_the_grid_to_use(comm, group, 
     grid.free()
 
 
-def fsdp(model: nn.Module, **options: bool) -> nn.Module:
+def fsdp(model: nn.Module) -> nn.Module:
     sharded = pytest.importorskip("torch.distributed.fsdp")
-    return sharded.FullyShardedDataParallel(model, device_id=torch.device("cpu"), **options)
+    return sharded.FullyShardedDataParallel(model, device_id=torch.device("cpu"))
 
 
 def fully_shard(model: nn.Module) -> nn.Module:
@@ -95,43 +93,18 @@ def fully_shard(model: nn.Module) -> nn.Module:
     return sharded.fully_shard(model)
 
 
-def fully_shard_layers(model: nn.Module) -> nn.Module:
-    for layer in (model[0], model[3]):
-        fully_shard(layer)
-    return fully_shard(model)
-
-
-def with_hooks(model: nn.Module) -> nn.Module:
-    """Average gradients again by hooks on autograd's nodes, as Horovod does."""
-    model.nodes = []
-    for parameter in model.parameters():
-        node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-
-        def average(*_: object, parameter: torch.Tensor = parameter) -> None:
-            torch.distributed.all_reduce(parameter.grad)
-            parameter.grad.div_(torch.distributed.get_world_size())
-
-        node.register_hook(average)
-        model.nodes.append(node)
-    return model
-
-
 RIGHT = {
     "FSDP": fsdp,
-    "FSDP with original parameters": lambda model: fsdp(model, use_orig_params=True),
     "fully_shard": fully_shard,
-    "fully_shard of each layer": fully_shard_layers,
     "DataParallel on one device": DataParallel,
-    "hooks": with_hooks,
 }
 
 
 @pytest.mark.cpu
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("axis", ["n", "h"])
 @pytest.mark.parametrize("wrap", RIGHT.values(), ids=RIGHT)
-def test_wrappers_of_a_parallelized_model_give_the_losses_of_one_process(comm, group, axis, wrap):
-    grid = dc.ProcessGrid(comm, **{axis: comm.size})
+def test_wrappers_of_a_parallelized_model_give_the_losses_of_one_process(comm, group, wrap):
+    grid = dc.ProcessGrid(comm, h=comm.size)
     assert losses(wrap(dc.parallelize(build(), grid)), grid) == pytest.approx(losses(build()), rel=1e-11)
     grid.free()
 

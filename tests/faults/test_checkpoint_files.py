@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,10 @@ import torch
 
 from distconv import checkpoint
 from distconv.checkpoint import reading
-from distconv.checkpoint.manifest import MANIFEST
 from distconv.errors import DataError
 from distconv.jobs.training.run import prepare_run
-from tests.distconv.checkpoint.damage import VALUES, on_rank_0, only_file, refused, tensors
+from tests.distconv.checkpoint.damage import VALUES, on_rank_0, refused, tensors
 from tests.distconv.layouts import raises_everywhere
-from tests.harness import launch
 from tests.jobs.training.stand_in import StandIn
 from tests.jobs.training.test_run import options
 
@@ -36,7 +33,7 @@ from mpi4py import MPI
 from distconv import checkpoint
 from distconv.checkpoint import reading
 
-(folder, beside), comm, lines = sys.argv[1:], MPI.COMM_SELF, 0
+folder, comm, lines = sys.argv[1], MPI.COMM_SELF, 0
 found = {"complete": 0, "lost": 0, "points": 0}
 
 def tensors(step):
@@ -45,10 +42,9 @@ def tensors(step):
 def save(step):
     state = tensors(step)
     saving = checkpoint.AsyncSave(folder, step, state, {"of": step}, comm)
-    if beside == "beside steps":
-        for tensor in state.values():
-            tensor.zero_()
-        time.sleep(0.003)
+    for tensor in state.values():  # as the next steps do
+        tensor.zero_()
+    time.sleep(0.003)
     saving.finish()
 
 def traced(last):
@@ -110,10 +106,9 @@ print(found)
 @pytest.mark.slow
 @pytest.mark.fault(56, 57)
 @pytest.mark.time_limit(330)
-@pytest.mark.parametrize("how", ["alone", "beside steps"])
-def test_a_save_that_is_killed_anywhere_leaves_the_newest_complete_checkpoint(tmp_path: Path, how: str) -> None:
+def test_a_save_that_is_killed_anywhere_leaves_the_newest_complete_checkpoint(tmp_path: Path) -> None:
     """At every line of what changes the disk, and at 100 random times."""
-    command = [sys.executable, "-c", KILLED, str(tmp_path), how]
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout.replace("'", '"'))
@@ -125,7 +120,7 @@ def test_a_save_that_is_killed_anywhere_leaves_the_newest_complete_checkpoint(tm
 @pytest.mark.fault(58, 59)
 @on_ranks
 @pytest.mark.parametrize("call", ["write", "fsync", "replace"])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS], ids=errno.errorcode.get)
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
 def test_an_error_of_the_disk_reaches_all_and_harms_nothing(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, call: str
 ) -> None:
@@ -166,21 +161,6 @@ def test_a_folder_that_cannot_be_made_is_refused_before_any_step(
     assert trainer.step_count == 0
 
 
-@pytest.mark.fault(63)
-@on_ranks
-def test_swapped_files_are_found_and_what_is_not_listed_is_not_read(comm: Any, shared_tmp_path: Path) -> None:
-    first = checkpoint.save(shared_tmp_path, 1, tensors(), VALUES, comm)
-    second = checkpoint.save(shared_tmp_path, 2, {"x": torch.ones(3)}, {}, comm)
-    files = [only_file(folder) for folder in (first, second)]
-    contents = [file.read_bytes() for file in files]
-    comm.Barrier()
-    on_rank_0(comm, lambda: (second / "state-0123456789ab.h5").write_bytes(contents[0]))
-    assert list(checkpoint.load(second, comm).tensors) == ["x"]
-    on_rank_0(comm, lambda: (files[0].write_bytes(contents[1]), files[1].write_bytes(contents[0])))
-    for folder in (first, second):
-        assert "is damaged" in refused(comm, lambda folder=folder: checkpoint.load(folder, comm))
-
-
 OLD = Path(__file__).parent / "checkpoint-format-1"
 """Written by ``checkpoint.save(OLD, 3, OLD_TENSORS, VALUES, comm)`` when 1 was the newest format."""
 
@@ -218,89 +198,3 @@ def test_a_checkpoint_that_one_rank_does_not_see_is_refused_on_all(
     began = time.monotonic()
     assert f"(on rank {comm.size - 1})" in refused(comm, lambda: checkpoint.load(newest, comm))
     assert time.monotonic() - began > 0.5
-
-
-@pytest.mark.long
-@pytest.mark.fault(73)
-@on_ranks
-@pytest.mark.parametrize("lags", ["folder", "file"])
-def test_a_checkpoint_that_one_rank_sees_late_is_read(
-    comm: Any, shared_tmp_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lags: str
-) -> None:
-    checkpoint.save(shared_tmp_path / "saved", 1, tensors(), VALUES, comm)
-    late = comm.rank == comm.size - 1
-    monkeypatch.chdir(tmp_path if late else shared_tmp_path)
-    if late and lags == "file":
-        shutil.copytree(shared_tmp_path / "saved", tmp_path / "saved")
-        only_file(tmp_path / "saved" / "step-000001").write_bytes(b"half of")
-        (tmp_path / "saved" / "step-000001" / MANIFEST).write_bytes(b"that of an earlier one")
-    comes = threading.Timer(
-        1.0, lambda: shutil.copytree(shared_tmp_path / "saved", tmp_path / "saved", dirs_exist_ok=True)
-    )
-    comm.Barrier()
-    if late:
-        comes.start()
-    newest = checkpoint.newest("saved", comm)
-    assert newest is not None
-    found = checkpoint.load(newest, comm)
-    assert (found.step, found.values) == (1, VALUES)
-    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in tensors().items())
-
-
-FULL = """
-import errno, resource, sys
-from pathlib import Path
-import torch
-from mpi4py import MPI
-import distconv as dc
-from distconv import checkpoint
-
-comm, folder, number = MPI.COMM_WORLD, Path(sys.argv[1]), int(sys.argv[2])
-if number == errno.EFBIG:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**21, 2**21))
-grid = dc.ProcessGrid(comm, n=comm.size)
-torch.manual_seed(0)
-small, large = torch.randn(2, 2**18), torch.randn(2, 2**20)  # 2 and 8 MiB
-
-def state(x, who):
-    return {"x": dc.scatter(x, grid) if who == "all" else x}
-
-first = checkpoint.save(folder, 1, state(small, "all"), {}, comm)
-for step, who in enumerate(("one", "all"), 2):
-    try:
-        checkpoint.save(folder, step, state(large, who), {}, comm)
-        raise SystemExit("the disk was not full")
-    except dc.CheckpointError as error:
-        assert f"[Errno {number}]" in str(error), error
-        texts = comm.allgather(str(error))
-        assert texts[0] == texts[1], texts
-    assert checkpoint.newest(folder, comm) == first
-    assert torch.equal(checkpoint.load(first, comm).tensors["x"], small)
-    assert sorted(path.name for path in folder.iterdir()) == [".lock", "step-000001"]
-    comm.Barrier()
-for step in range(4, 8):
-    checkpoint.save(folder, step, state(small, "all"), {}, comm)
-assert checkpoint.newest(folder, comm).name == "step-000007"
-if comm.rank == 0:
-    print("went on")
-"""
-
-
-@pytest.mark.long
-@pytest.mark.fault(58, 59)
-def test_a_disk_that_is_full_indeed_is_an_error_on_all_and_training_goes_on(tmp_path: Path) -> None:
-    """A file system of 8 MB in memory, in a name space of its own; where there may be none, files of 2 MB at most."""
-    room, number = f"mount -t tmpfs -o size=8m none {tmp_path}", errno.ENOSPC
-    apart = ["unshare", "-Urm", "sh", "-c"]
-    if not shutil.which("unshare") or subprocess.run([*apart, room], capture_output=True).returncode:
-        room, number, apart = "true", errno.EFBIG, ["sh", "-c"]
-    job = f'{" ".join(launch.mpiexec_command())} -n 2 {sys.executable} -c "$0" {tmp_path} {number}'
-    ended = subprocess.run(
-        [*apart, f"{room} && exec {job}", FULL],
-        env=launch._clean_environment() | launch.ON_RANKS,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == "went on\n"

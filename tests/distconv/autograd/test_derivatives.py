@@ -1,4 +1,4 @@
-"""Derivatives of derivatives are those of one process: penalties on gradients, products with Hessians, inner steps."""
+"""Derivatives of derivatives are those of one process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch.func import functional_call
 
 import distconv as dc
 from distconv.autograd.derivatives import differentiable_gradients, first_order_only
@@ -37,8 +35,6 @@ def layouts(comm):
 def assert_near(found, expected, what):
     torch.testing.assert_close(dc.gather(found).detach(), expected.detach(), rtol=1e-9, atol=1e-11, msg=what)
 
-
-# -- one layer --------------------------------------------------------------------------------------------------------
 
 LAYERS: dict[str, tuple[Any, tuple[int, ...], list[tuple[int, ...]]]] = {
     "conv1d": (lambda x, w, b: F.conv1d(x.mean(2), w, b, padding=1), (2, 3, 2, 7), [(4, 3, 3), (4,)]),
@@ -98,110 +94,6 @@ def test_redistribution_and_halos_have_derivatives_of_any_order(comm):
         (first,) = torch.autograd.grad((moved**3).sum().replicated(), [x], create_graph=True)
         (second,) = torch.autograd.grad((first**2).sum().replicated(), [x])
         torch.testing.assert_close(dc.gather(second), 36 * normal(3, 2, 7, 4) ** 3, rtol=1e-12, atol=1e-12)
-
-
-@FEW_RANKS
-def test_third_derivatives_of_a_convolution_are_those_of_one_process(comm):
-    def third(grid):
-        x, w = leaf(grid, ("n", "c", "h", "w"), 2, 2, 5, 4), normal(2, 2, 3, 3).requires_grad_()
-        y = whole((F.conv2d(x, w, padding=1) ** 4).sum())
-        for _ in range(3):
-            derivative = torch.autograd.grad(y, [x, w], create_graph=True)
-            y = sum(whole((g**2).sum()) for g in derivative)
-        return derivative
-
-    expected = third(None)
-    for grid in layouts(comm):
-        for found, of_one in zip(third(grid), expected, strict=True):
-            scale = of_one.abs().max()
-            assert_near(found / scale, of_one / scale, f"{grid}")
-
-
-# -- what people do with them -----------------------------------------------------------------------------------------
-
-
-class Critic(nn.Module):
-    """A critic as of a GAN; its last layer is linear in what it is given."""
-
-    def __init__(self, norm):
-        super().__init__()
-        self.first, self.second = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, stride=2, padding=1)
-        self.norm = norm
-        self.last = nn.Linear(4, 1)
-
-    def forward(self, x):
-        x = torch.tanh(self.first(x))
-        x = F.avg_pool2d(F.softplus(self.norm(self.second(x))), 2, ceil_mode=True)
-        return self.last(F.adaptive_avg_pool2d(x, 1).flatten(1))
-
-
-NORMS = {
-    "batch norm": lambda: nn.BatchNorm2d(4),
-    "group norm": lambda: nn.GroupNorm(2, 4),
-    "instance norm": lambda: nn.InstanceNorm2d(4, affine=True),
-    "nothing": nn.Identity,
-}
-
-
-def build_critic(norm="nothing"):
-    torch.manual_seed(3)
-    return Critic(NORMS[norm]()).double()
-
-
-def wgan_gp(model, grid):
-    """Two steps with a penalty on the slope between real and generated samples, and then the parameters."""
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    for step in range(2):
-        real, generated = (
-            dc.scatter(t, grid) if grid else t for t in (normal(5, 2, 7, 6, seed=step), normal(5, 2, 7, 6))
-        )
-        mixed = (0.3 * real + 0.7 * generated).detach().requires_grad_()
-        (slope,) = torch.autograd.grad(model(mixed).sum(), mixed, create_graph=True)
-        penalty = ((slope.flatten(1).norm(2, dim=1) - 1) ** 2).mean()
-        optimizer.zero_grad()
-        (model(generated).mean() - model(real).mean() + 10 * penalty).backward()
-        optimizer.step()
-    return list(model.parameters())
-
-
-def r1(model, grid):
-    """Gradients of a penalty on the slope at real samples."""
-    real = leaf(grid, ("n", "c", "h", "w"), 5, 2, 7, 6)
-    (slope,) = torch.autograd.grad(model(real).sum(), real, create_graph=True)
-    (F.softplus(-model(real)).mean() + 5 * (slope**2).sum((1, 2, 3)).mean()).backward()
-    return [real.grad, *(p.grad for p in model.parameters())]
-
-
-def hessian_vector(model, grid):
-    """The Hessian of a loss times a vector."""
-    x = leaf(grid, ("n", "c", "h", "w"), 5, 2, 7, 6)
-    parameters = list(model.parameters())
-    first = torch.autograd.grad((model(x) ** 2).mean(), parameters, create_graph=True)
-    product = sum((g * torch.linspace(-1, 1, g.numel()).double().view(g.shape)).sum() for g in first)
-    return list(torch.autograd.grad(whole(product), parameters, allow_unused=True, materialize_grads=True))
-
-
-def maml(model, grid):
-    """Gradients through an inner step of gradient descent."""
-    support, query = leaf(grid, ("n", "c", "h", "w"), 5, 2, 7, 6), leaf(grid, ("n", "c", "h", "w"), 3, 2, 7, 6)
-    slow = dict(model.named_parameters())
-    inner = (functional_call(model, slow, (support,)) ** 2).mean()
-    steps = torch.autograd.grad(inner, list(slow.values()), create_graph=True)
-    fast = {name: p - 0.1 * step for (name, p), step in zip(slow.items(), steps, strict=True)}
-    ((functional_call(model, fast, (query,)) - 1) ** 2).mean().backward()
-    return [p.grad for p in slow.values()]
-
-
-@pytest.mark.long
-@FEW_RANKS
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("idiom", [wgan_gp, r1, hessian_vector, maml])
-def test_idioms_of_second_derivatives_are_those_of_one_process(comm, idiom, norm):
-    expected = idiom(build_critic(norm), None)
-    for grid in layouts(comm):
-        found = idiom(dc.parallelize(build_critic(norm), grid), grid)
-        for number, pair in enumerate(zip(found, expected, strict=True)):
-            assert_near(*pair, f"{number} on {grid}")
 
 
 class Cube(torch.autograd.Function):

@@ -41,20 +41,6 @@ def test_a_training_leaves_what_an_eager_one_does(comm, optimizer, to_none):
         compare(grid, optimizer=optimizer, to_none=to_none)
 
 
-@pytest.mark.cpu
-def test_float64_and_layers_without_bias(comm):
-    for grid in grids(comm, "nh"):
-        data = [(dc.scatter(x.gather().double(), grid), t) for x, t in batches(grid, 3)]
-        compare(grid, lambda: network(bias=False).double(), data)
-
-
-@pytest.mark.ranks(2, 3)
-def test_a_plan_with_several_grids(comm):
-    plan = dc.Plan({"0": {"n": comm.size}, "3": {"h": comm.size}, "6": {"n": comm.size}})
-    grid = grids(comm, "n")[0]
-    compare(grid, data=batches(grid, 4, shape=(6, 2, 9, 8)), plan=plan)
-
-
 def test_recording_changes_nothing(comm):
     for grid in grids(comm, "hc"):
         for accumulated in (False, True):
@@ -91,20 +77,11 @@ def _assigned(model, optimizer):
         parameter.grad = None
 
 
-def _deleted(model, optimizer):
-    for parameter in model.parameters():
-        del parameter.grad
-
-
-def _none_by_the_optimizer(model, optimizer):
-    optimizer.zero_grad()
-
-
 def _zeroed_by_the_optimizer(model, optimizer):
     optimizer.zero_grad(set_to_none=False)
 
 
-@pytest.mark.parametrize("clear", [_assigned, _deleted, _none_by_the_optimizer, _zeroed_by_the_optimizer])
+@pytest.mark.parametrize("clear", [_assigned, _zeroed_by_the_optimizer])
 def test_a_step_may_clear_gradients_itself(comm, clear):
     """Those of a model that no variable of the step is: recording leaves them, and what is recorded serves."""
     for grid in grids(comm, "hc"):
@@ -162,26 +139,6 @@ def test_an_optimizer_may_take_its_step_inside_and_its_learning_rate_is_compared
         assert recordings(taken) == 2
 
 
-def test_an_optimizer_that_has_no_state_yet_is_refused_and_stays_without(comm):
-    grid = grids(comm, "nh")[0]
-    (batch,) = batches(grid, 1)
-    model, step, opt = _stepping(grid, sgd)
-    before = training_state(model)
-    raises_everywhere(comm, dc.CaptureError, "SGD has other state", lambda: dc.capture(step, *batch))
-    assert not opt.state
-    assert_equal(training_state(model), before)
-    step(*batch)
-    dc.capture(step, *batch)(*batch)
-
-
-@pytest.mark.cpu
-def test_labels_that_are_no_classes_are_found_in_a_replay(comm):
-    t = dc.scatter(torch.tensor([0, 1, 2, 1]), grids(comm, "nh")[0], dims="n")
-    taken = dc.capture(lambda t: F.one_hot(t, 3), t)
-    t.local.fill_(3)
-    raises_everywhere(comm, RuntimeError, "Class values must be smaller than num_classes", lambda: taken(t))
-
-
 def test_old_gradients_and_results_stay_what_they_were(comm):
     grid, model, batch, step = capture_one_step(comm)
     step(*batch)
@@ -218,19 +175,11 @@ def _other_storage(model):
     model[0].weight.data = model[0].weight.data.clone()
 
 
-def _other_buffer(model):
-    model[1].running_mean = model[1].running_mean.clone()
-
-
 def _evaluated(model):
     model.eval()
 
 
-def _layer(model):
-    model[2] = nn.Identity()
-
-
-@pytest.mark.parametrize("change", [_other_storage, _other_buffer, _evaluated, _layer])
+@pytest.mark.parametrize("change", [_other_storage, _evaluated])
 def test_a_change_is_noticed(comm, change):
     grid, model, batch, raising = capture_one_step(comm)
     twin = dc.parallelize(network(), grid)
@@ -327,13 +276,6 @@ def test_a_constant_that_has_changed_is_found_by_the_next_check_on_all_ranks(com
     text = "replay 4 of a captured step differs from the eager step: result 1 is not the same.*learning rate"
     raises_everywhere(comm, dc.CaptureError, text, lambda: taken(x, t))
     assert_equal(training_state(model), before)
-
-
-def test_a_counter_is_found_by_the_first_replay(comm):
-    x, _ = batches(grids(comm, "n")[0], 1)[0]
-    numbers = iter(range(100))
-    taken = dc.capture(lambda x: x * next(numbers), x)
-    raises_everywhere(comm, dc.CaptureError, "result 0 is not the same", lambda: taken(x))
 
 
 # -- arguments and results --------------------------------------------------------------------------------------------

@@ -9,17 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from mpi4py import MPI
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import distconv as dc
 from distconv.capture.graph import find_unsupported, fold_host_constants
 from distconv.capture.operations import AllReduce, OperatorCall, Recording, Ref, Slot, SlotOrigin
 from distconv.capture.run import record_run
 from distconv.process.environment import TRANSPORT
-from tests.distconv.capture.test_recorder import LAYERS, STEPS, in_half_precision
+from tests.distconv.capture.test_recorder import LAYERS, STEPS
 from tests.distconv.capture.trained import (
     adam,
     assert_equal,
@@ -27,7 +25,6 @@ from tests.distconv.capture.trained import (
     compare,
     make_step,
     network,
-    recordings,
     sgd,
     training_state,
 )
@@ -153,34 +150,6 @@ def test_steps_of_other_kinds(grid, make):
     train_on_device(grid, make=make)
 
 
-class Attending(nn.Module):
-    """Attention over an image's places by one of torch's fused kernels, with dropout."""
-
-    def __init__(self, kernel: SDPBackend) -> None:
-        super().__init__()
-        self.project, self.classes, self.kernel = nn.Linear(2, 3 * 16), nn.Linear(16, 3), kernel
-
-    def forward(self, x: Any) -> Any:
-        parts = self.project(x.flatten(2).transpose(1, 2)).unflatten(-1, (3, 2, 8))
-        q, k, v = (part.transpose(1, 2) for part in parts.unbind(2))
-        with sdpa_kernel(self.kernel):
-            y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.3)
-        return self.classes(y.transpose(1, 2).flatten(2).mean(1))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kernel", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION])
-def test_fused_attention_draws_the_numbers_that_it_draws_eagerly(grid, kernel):
-    train_on_device(grid, lambda: Attending(kernel), make=in_half_precision)
-
-
-@pytest.mark.gpu
-def test_shapes_that_alternate_are_recorded_once_each(grid):
-    one, other = data(grid, 3), data(grid, 3, (2, 2, 12, 7))
-    alternating = [batch for pair in zip(one, other, strict=True) for batch in pair]
-    assert recordings(train_on_device(grid, given=alternating, on_change="record")) == 2
-
-
 @pytest.mark.gpu
 def test_plain_tensors_and_modules_and_a_generator_of_the_users_own(grid):
     x, results = torch.ones(6, 4, device=DEVICE), []
@@ -202,37 +171,6 @@ def test_plain_tensors_and_modules_and_a_generator_of_the_users_own(grid):
             losses.append(taken(x).detach())
         results.append([*losses, *training_state(model), generator.get_state()])
     assert_equal(results[1], results[0])
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("step", "reason"),
-    [
-        (lambda x: x * x.sum().item(), "a value is read"),
-        (lambda x: x * x.cpu().sum().to(x.device), "a tensor is copied to the CPU"),
-        (lambda x: x.add_(1), "Clone it first"),
-        (lambda x: x[x > 0], "a shape that depends on values"),
-    ],
-)
-def test_what_no_graph_can_do_is_refused_by_name(grid, step, reason):
-    before = torch.cuda.get_rng_state(DEVICE)
-    with pytest.raises(dc.CaptureError, match=reason):
-        dc.capture(step, torch.ones(4, device=DEVICE))
-    assert torch.equal(torch.cuda.get_rng_state(DEVICE), before)
-
-
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:.* is not bitwise identical after a replay")
-def test_a_step_whose_bits_may_vary_is_compared_to_half_of_its_digits():
-    index = torch.randint(3, (200_000,), device=DEVICE)
-    x = torch.randn(200_000, device=DEVICE)
-
-    def step(x):
-        return torch.zeros(3, device=DEVICE).index_add_(0, index, x)
-
-    taken = dc.capture(step, x)
-    for _ in range(5):
-        assert torch.allclose(taken(x), step(x), rtol=1e-3, atol=1e-1)
 
 
 @pytest.mark.gpu

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -107,7 +105,6 @@ def compare(
     to_none=True,
     call=lambda step, *batch: step(*batch),
     example=lambda *batch: batch,
-    around=nullcontext,
     plan=None,
     **options,
 ):
@@ -117,12 +114,10 @@ def compare(
         torch.manual_seed(11)
         model = dc.parallelize(build(), plan or grid)
         opt, step, kept = optimizer(model.parameters()), make(model), []
-        with around():
-            taken = dc.capture(step, *example(*data[0]), **options) if captured else step
+        taken = dc.capture(step, *example(*data[0]), **options) if captured else step
         for batch in data:
             opt.zero_grad(set_to_none=to_none)
-            with around():
-                results = tree_leaves(call(taken, *batch))
+            results = tree_leaves(call(taken, *batch))
             kept += [block_of(each).detach().clone() for each in results if isinstance(each, torch.Tensor)]
             opt.step()
         found.append([*kept, *training_state(model)])

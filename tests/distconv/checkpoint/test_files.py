@@ -45,7 +45,7 @@ def test_hdf5_reads_each_tensor_bit_for_bit() -> None:
         assert torch.equal(found[name], tensor.detach().view(found[name].dtype))
 
 
-@pytest.mark.parametrize("count", [0, 1, 3000])
+@pytest.mark.parametrize("count", [0, 1, 1000])
 def test_there_is_room_for_what_describes_them(count: int) -> None:
     tensors = {"/".join([f"module{i}"] * (i % 7) + [f"{'long' * 40}{i}"]): torch.tensor([i]) for i in range(count)}
     assert {name: int(tensor) for name, tensor in tensors.items()} == {
@@ -55,15 +55,6 @@ def test_there_is_room_for_what_describes_them(count: int) -> None:
 
 def test_equal_tensors_make_equal_files() -> None:
     assert b"".join(hdf5_image(TENSORS)) == b"".join(hdf5_image(TENSORS))
-
-
-def test_what_numpy_has_no_type_for_is_kept_as_integers() -> None:
-    kept = {torch.bfloat16: torch.int16, torch.float8_e5m2: torch.int8}
-    assert {dtype: storage_dtype(dtype) for dtype in (*kept, torch.float64, torch.bool)} == {
-        **kept,
-        torch.float64: torch.float64,
-        torch.bool: torch.bool,
-    }
 
 
 def test_names_that_hdf5_would_take_for_others_are_kept_apart() -> None:

@@ -57,6 +57,7 @@ def another_job(comm: Any, folder: Path) -> Iterator[int]:
 
 
 @pytest.mark.long
+@pytest.mark.ranks(2)
 @pytest.mark.fault(72)
 def test_the_second_job_with_one_folder_is_refused_until_the_first_is_gone(comm: Any, shared_tmp_path: Path) -> None:
     with another_job(comm, shared_tmp_path) as pid:
@@ -70,12 +71,12 @@ def test_the_second_job_with_one_folder_is_refused_until_the_first_is_gone(comm:
 
 
 @pytest.mark.fault(72)
-@pytest.mark.parametrize("kind", ["new", "overwrite", "resume"])
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.ranks(2)
 def test_a_training_in_the_folder_of_another_is_refused_before_it_erases_anything(
-    comm: Any, shared_tmp_path: Path, kind: str
+    comm: Any, shared_tmp_path: Path
 ) -> None:
-    given, trainer = options(shared_tmp_path, resume=kind == "resume", overwrite=kind == "overwrite"), StandIn(comm)
+    given, trainer = options(shared_tmp_path, overwrite=True), StandIn(comm)
     trainer.checkpoint = 4
     with another_job(comm, given.out / CHECKPOINTS):
         on_rank_0(comm, lambda: (given.out / CHECKPOINTS / "step-000004").mkdir())

@@ -14,9 +14,7 @@ from tests.distconv.layouts import grid_over, normal
 
 OPTIMIZERS = {
     "Adam": lambda parameters: torch.optim.Adam(parameters, amsgrad=True),
-    "NAdam": torch.optim.NAdam,
     "ASGD": torch.optim.ASGD,
-    "Rprop": torch.optim.Rprop,
     "SGD": lambda parameters: torch.optim.SGD(parameters, momentum=0.9),
 }
 

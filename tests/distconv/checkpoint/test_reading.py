@@ -94,35 +94,28 @@ def test_other_ranks_wait_for_files_that_rank_0_sees_already(
     assert len(tries) == (1 if comm.rank == 0 else 5)  # at 0, 0.1, ..., 0.4 s
 
 
+NOWHERE = "state-000000000000.h5"
+COVERS = {
+    "too few": (3, 4, ["", [[0, 3]]], "the pieces of 'x' cover 3 of 4 elements, 0 of them more than once"),
+    "in no file": (4, 4, [NOWHERE, [[0, 4]]], "a piece of 'x' is in none of its files"),
+    "overlap": (
+        2,
+        4,
+        ["", [[0, 2]], "", [[0, 2]]],
+        "pieces of 'x' cover 2 of 4 elements, 2 of them more than once",
+    ),
+}
+"""Elements that are saved, elements that the manifest claims, files and boxes of the pieces, and the error."""
+
+
 @pytest.mark.fault(65)
-def test_pieces_must_cover_their_tensor(comm: Any, shared_tmp_path: Path) -> None:
-    folder = checkpoint.save(shared_tmp_path, 1, {"x": torch.ones(3)}, {}, comm)
+@pytest.mark.parametrize("kind", COVERS)
+def test_pieces_must_cover_their_tensor_once(comm: Any, shared_tmp_path: Path, kind: str) -> None:
+    saved, claimed, places, reason = COVERS[kind]
+    folder = checkpoint.save(shared_tmp_path, 1, {"x": torch.ones(saved)}, {}, comm)
     name = only_file(folder).name
-    entry = {"x": {"dtype": "torch.float32", "shape": [4], "pieces": [{"file": name, "box": [[0, 3]]}]}}
+    pieces = [{"file": file or name, "box": box} for file, box in zip(places[::2], places[1::2], strict=True)]
     comm.Barrier()
-    on_rank_0(comm, lambda: rewritten(folder, tensors=entry))
-    assert "the pieces of 'x' cover 3 of 4 elements, 0 of them more than once" in refused(
-        comm, lambda: checkpoint.load(folder, comm)
-    )
-
-
-@pytest.mark.fault(65)
-def test_a_piece_that_is_in_no_file_is_refused(comm: Any, shared_tmp_path: Path) -> None:
-    folder = checkpoint.save(shared_tmp_path, 1, {"x": torch.ones(4)}, {}, comm)
-    piece = {"file": "state-000000000000.h5", "box": [[0, 4]]}
-    on_rank_0(
-        comm, lambda: rewritten(folder, tensors={"x": {"dtype": "torch.float32", "shape": [4], "pieces": [piece]}})
-    )
-    assert "a piece of 'x' is in none of its files" in refused(comm, lambda: checkpoint.load(folder, comm))
-
-
-@pytest.mark.fault(65)
-def test_pieces_that_overlap_are_refused_though_their_sizes_add_up(comm: Any, shared_tmp_path: Path) -> None:
-    folder = checkpoint.save(shared_tmp_path, 1, {"x": torch.ones(2)}, {}, comm)
-    pieces = [{"file": only_file(folder).name, "box": [[0, 2]]}] * 2
-    comm.Barrier()
-    on_rank_0(
-        comm, lambda: rewritten(folder, tensors={"x": {"dtype": "torch.float32", "shape": [4], "pieces": pieces}})
-    )
-    text = refused(comm, lambda: checkpoint.load(folder, comm))
-    assert "the pieces of 'x' cover 2 of 4 elements, 2 of them more than once" in text
+    entry = {"dtype": "torch.float32", "shape": [claimed], "pieces": pieces}
+    on_rank_0(comm, lambda: rewritten(folder, tensors={"x": entry}))
+    assert reason in refused(comm, lambda: checkpoint.load(folder, comm))

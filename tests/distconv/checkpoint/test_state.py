@@ -44,24 +44,6 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> lis
     return losses
 
 
-@pytest.mark.fault(66)
-@pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_training_goes_on_as_if_nothing_had_happened(comm: Any, shared_tmp_path: Path, name: str) -> None:
-    model = network()
-    optimizer = optimizer_of(name, model)
-    torch.manual_seed(7)
-    steps(model, optimizer, 5)
-    folder = checkpoint.save(shared_tmp_path, 5, *checkpoint.capture_state(model, optimizer, comm), comm)
-    uninterrupted = steps(model, optimizer, 20)
-    other = network()
-    other_optimizer = optimizer_of(name, other)
-    torch.manual_seed(99)
-    checkpoint.restore_state(checkpoint.load(folder, comm), other, other_optimizer, comm)
-    assert steps(other, other_optimizer, 20) == uninterrupted
-    for (key, expected), found in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
-        assert torch.equal(found, expected), key
-
-
 def test_each_rank_goes_on_with_its_own_random_numbers_and_others_with_those_of_rank_0(
     comm: Any, shared_tmp_path: Path
 ) -> None:
@@ -110,7 +92,7 @@ def on_grid(grid: dc.ProcessGrid, model: nn.Module, optimizer: torch.optim.Optim
     return losses
 
 
-@pytest.mark.fault(67)
+@pytest.mark.fault(66, 67)
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize(
     ("name", "before", "after"), [("adam", *"ch"), ("sgd", *"hc"), ("adam", *"cc"), ("sgd", *"nc")]
@@ -218,33 +200,8 @@ def test_names_may_differ_where_that_is_asked_for_and_are_listed(comm: Any, shar
     assert "'0.weight' is torch.float64 (4, 2, 3, 3) in the checkpoint, torch.float64 (3, 2, 3, 3) in the model" in text
 
 
-@pytest.mark.fault(68)
-def test_another_dtype_is_taken_where_that_is_asked_for(comm: Any, shared_tmp_path: Path) -> None:
-    model = network()
-    optimizer = optimizer_of("adam", model)
-    steps(model, optimizer, 1)
-    dc.save_checkpoint(shared_tmp_path, 1, model, optimizer, comm=comm)
-    half = network().bfloat16()
-    half_optimizer = optimizer_of("adam", half)
-    for strict in (True, False):
-        text = refused(
-            comm,
-            lambda strict=strict: dc.load_checkpoint(shared_tmp_path, half, half_optimizer, comm=comm, strict=strict),
-        )
-        assert (
-            "'0.weight' is torch.float64 (4, 2, 3, 3) in the checkpoint, torch.bfloat16 (4, 2, 3, 3) in the model"
-            in text
-        )
-    dc.load_checkpoint(shared_tmp_path, half, half_optimizer, comm=comm, convert_dtype=True)
-    for (name, found), expected in zip(half.state_dict().items(), model.state_dict().values(), strict=True):
-        assert torch.equal(found, expected.to(found.dtype)), name
-        assert found.dtype is (torch.int64 if "num_batches" in name else torch.bfloat16)
-    for here, there in zip(half.parameters(), model.parameters(), strict=True):
-        assert torch.equal(half_optimizer.state[here]["exp_avg"], optimizer.state[there]["exp_avg"].bfloat16())
-
-
 @pytest.mark.fault(61, 62)
-@pytest.mark.parametrize("damage", ["cut", "bit", "gone", "manifest"])
+@pytest.mark.parametrize("damage", ["bit", "gone", "manifest"])
 def test_the_newest_whole_one_is_taken_where_that_is_asked_for(comm: Any, shared_tmp_path: Path, damage: str) -> None:
     model = network()
     optimizer = optimizer_of("sgd", model)
@@ -261,7 +218,7 @@ def test_the_newest_whole_one_is_taken_where_that_is_asked_for(comm: Any, shared
     if damage == "gone":
         on_rank_0(comm, path.unlink)
     else:
-        on_rank_0(comm, lambda: path.write_bytes(content[:-1] if damage == "cut" else flipped))
+        on_rank_0(comm, lambda: path.write_bytes(flipped))
     text = refused(comm, lambda: dc.load_checkpoint(shared_tmp_path, model, optimizer, comm=comm))
     assert str(folder) in text
     assert damage == "gone" or "is damaged" in text
@@ -322,23 +279,10 @@ def test_an_optimizer_may_be_left_out(comm: Any, shared_tmp_path: Path) -> None:
 def test_a_value_that_json_cannot_carry_is_named(comm: Any, shared_tmp_path: Path, value: object, why: str) -> None:
     model = network()
     assert why in refused(comm, lambda: dc.save_checkpoint(shared_tmp_path, 1, model, values={"x": value}, comm=comm))
-
-
-def test_milestones_of_a_learning_rate_come_back_as_numbers(comm: Any, shared_tmp_path: Path) -> None:
-    model = network()
-    optimizer = optimizer_of("sgd", model)
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4], 0.1)
-    dc.save_checkpoint(shared_tmp_path, 1, model, optimizer, {"schedule": schedule.state_dict()}, comm=comm)
-    found = dc.load_checkpoint(shared_tmp_path, model, optimizer, comm=comm)
-    assert found is not None
-    again = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4], 0.1)
-    again.load_state_dict(found.values["schedule"])
-    rates = []
-    for _ in range(5):
-        optimizer.step()
-        again.step()
-        rates.append(again.get_last_lr()[0])
-    assert rates == pytest.approx([0.1, 0.01, 0.01, 0.001, 0.001])
+    layer = nn.Sequential(Counting(2, 2))
+    layer[0].seen = {"x": value}
+    why = why.replace("'user'", "'extra_state'['0._extra_state']")
+    assert why in refused(comm, lambda: dc.save_checkpoint(shared_tmp_path, 1, layer, comm=comm))
 
 
 @pytest.mark.fault(84)
@@ -365,21 +309,6 @@ def test_a_checkpoint_of_another_model_is_refused_before_its_tensors_are_read(
     monkeypatch.setattr(reading, "read_bytes", None)
     text = refused(comm, lambda: dc.load_checkpoint(shared_tmp_path, nn.Linear(3, 4), comm=comm, fallback=True))
     assert "'weight' is torch.float32 (100, 100) in the checkpoint, torch.float32 (4, 3) in the model" in text
-
-
-def test_a_schedule_that_has_seen_no_metric_comes_back(comm: Any, shared_tmp_path: Path) -> None:
-    model = network()
-    optimizer = optimizer_of("sgd", model)
-    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-    values = {"schedule": schedule.state_dict(), "loss": float("nan"), "bounds": (-float("inf"), {1: float("inf")})}
-    assert values["schedule"]["best"] == float("inf")
-    dc.save_checkpoint(shared_tmp_path, 1, model, optimizer, values, comm=comm)
-    found = dc.load_checkpoint(shared_tmp_path, model, optimizer, comm=comm)
-    assert found is not None and found.values["loss"] != found.values["loss"]
-    assert found.values["bounds"] == [-float("inf"), {1: float("inf")}]
-    again = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5)
-    again.load_state_dict(found.values["schedule"])
-    assert again.state_dict() == schedule.state_dict()
 
 
 class Counting(nn.Linear):
@@ -417,13 +346,6 @@ def test_extra_state_of_modules_comes_back(comm: Any, shared_tmp_path: Path, sta
     assert "0._extra_state" in refused(comm, lambda: dc.load_checkpoint(shared_tmp_path, twin, comm=comm))
     found = dc.load_checkpoint(shared_tmp_path, twin, comm=comm, strict=False)
     assert found is not None and found.missing == ("model/0._extra_state",)
-
-
-def test_extra_state_that_cannot_be_saved_is_named(comm: Any, shared_tmp_path: Path) -> None:
-    model = nn.Sequential(Counting(2, 2))
-    model[0].seen = {"set": {1}}
-    text = refused(comm, lambda: dc.save_checkpoint(shared_tmp_path, 1, model, comm=comm))
-    assert "value 'extra_state'['0._extra_state']['set'] is a builtins.set, which JSON cannot represent" in text
 
 
 def test_names_of_parameters_may_have_slashes(comm: Any, shared_tmp_path: Path) -> None:
@@ -517,18 +439,3 @@ def test_tensors_without_plain_values_are_refused(
     assert why in refused(comm, lambda: dc.save_checkpoint(shared_tmp_path, 1, model, values={"x": tensor}, comm=comm))
     text = refused(comm, lambda: dc.save_checkpoint(shared_tmp_path, 1, model, values=[tensor], comm=comm))  # type: ignore[arg-type]
     assert "values is a list. Pass a dictionary" in text
-
-
-def test_a_second_optimizer_may_be_among_the_values(comm: Any, shared_tmp_path: Path) -> None:
-    model, twin = network(), network()
-    optimizer = optimizer_of("adam", model)
-    steps(model, optimizer, 2)
-    dc.save_checkpoint(shared_tmp_path, 1, model, values={"second": optimizer.state_dict()}, comm=comm)
-    found = dc.load_checkpoint(shared_tmp_path, twin, comm=comm)
-    assert found is not None
-    other = optimizer_of("adam", twin)
-    other.load_state_dict(found.values["second"])
-    torch.manual_seed(5)
-    expected = steps(model, optimizer, 2)
-    torch.manual_seed(5)
-    assert steps(twin, other, 2) == expected

@@ -14,8 +14,7 @@ from torch.autograd import Function
 import distconv as dc
 from distconv.communication import collectives, gradient_reduction
 from distconv.communication.exclusive import count_references, is_uniquely_owned
-from tests.distconv.capture.trained import compare, network
-from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
+from tests.distconv.layouts import grid_over, normal, raises_everywhere
 
 HELD = []
 
@@ -65,11 +64,6 @@ def _with_hook(hook):
         return (x * y).sum()
 
     return act
-
-
-def _retained(x, y):
-    x.retain_grad()
-    return (x * y).sum()
 
 
 class Saved(Function):
@@ -129,23 +123,6 @@ def test_those_that_others_hold_are_not(action):
     assert _noticed(action) == [False]
 
 
-def test_one_that_is_retained_is_a_copy():
-    """What retain_grad() keeps is no memory of the gradient's, so that it stays what it was."""
-    found = []
-    x = normal(6, 6).requires_grad_()
-    entered = Watched.apply(x, found)
-    _retained(entered, normal(6, 6, seed=2)).backward()
-    assert found == [True]
-    assert torch.equal(entered.grad, normal(6, 6, seed=2))
-
-
-def test_the_second_of_two_may_have_what_the_first_has_let_go():
-    found = []
-    a, b = (normal(6, 6, seed=seed).requires_grad_() for seed in (1, 2))
-    (Watched.apply(a, found) + Watched.apply(b, found)).square().sum().backward()
-    assert found == [False, True]
-
-
 @pytest.fixture(params=[0, 100])
 def alone(request, monkeypatch):
     """All shares have sums of their own, or those of 100 bytes."""
@@ -173,14 +150,6 @@ def test_memory_that_others_see_stays_what_it_was(comm):
     assert torch.equal(given, before)
     assert all(torch.equal(*pair) for pair in seen)
     assert len(seen) == (comm.rank == comm.size - 1)
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("alone")
-@pytest.mark.ranks(2, 3)
-def test_captured_steps_sum_where_eager_ones_do(comm):
-    for grid in grids(comm, "nhc"):
-        compare(grid, network, steps=4)
 
 
 @pytest.mark.ranks(2)

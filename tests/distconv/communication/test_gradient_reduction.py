@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 
 import pytest
@@ -17,109 +16,74 @@ from tests.distconv.small_models import IMAGES, LABELS, Pooled, SqueezeExcite, T
 from tests.layers.compare import close
 
 
-@pytest.mark.parametrize("parallel", [True, False])
-def test_two_backward_passes_add_up(comm, parallel):
-    grid = grid_over(comm, h=comm.size)
-    model, reference = build(Pooled), build(Pooled)
-    if parallel:
-        dc.parallelize(model, grid)
-    for shift in (0, 1):
-        classify(model, dc.scatter(IMAGES + shift, grid), dc.scatter(LABELS, grid)).backward()
-        classify(reference, IMAGES + shift, LABELS).backward()
-    compare(model, reference)
-
-
-def test_one_graph_may_be_used_twice(comm):
-    grid = grid_over(comm, h=comm.size)
-    model, reference = dc.parallelize(build(Pooled), grid), build(Pooled)
-    for loss in (
-        classify(model, dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid)),
-        classify(reference, IMAGES, LABELS),
-    ):
-        loss.backward(retain_graph=True)
-        loss.backward()
-    compare(model, reference)
-
-
-def both(comm):
+def both(comm, kind=Pooled, parallel=True):
     """A model, images and labels: in one process, then on a grid."""
     grid = grid_over(comm, h=comm.size)
-    yield build(Pooled), IMAGES, LABELS
-    yield dc.parallelize(build(Pooled), grid), dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid)
+    yield build(kind), IMAGES, LABELS
+    model = dc.parallelize(build(kind), grid) if parallel else build(kind)
+    yield model, dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid)
+
+
+def two_passes(model, x, labels):
+    for shift in (0, 1):
+        classify(model, x + shift, labels).backward()
+
+
+def one_graph_twice(model, x, labels):
+    loss = classify(model, x, labels)
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def to_some_parameters(model, x, labels):
+    classify(model, x, labels).backward(inputs=[model.body.first.weight])
+
+
+def by_autograd_grad(model, x, labels):
+    gradients = torch.autograd.grad(classify(model, x, labels), list(model.parameters()))
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        assert parameter.grad is None
+        parameter.grad = gradient
+
+
+@pytest.mark.parametrize(
+    ("passes", "alone_bytes"),
+    [
+        *((two_passes, alone_bytes) for alone_bytes in (0, 100, 1 << 20)),
+        *((one_graph_twice, 0), (to_some_parameters, 100), (by_autograd_grad, 1 << 20)),
+    ],
+)
+def test_gradients_are_complete_when_backward_returns_however_many_buckets(comm, monkeypatch, passes, alone_bytes):
+    monkeypatch.setattr(gradient_reduction, "BUCKET_BYTES", 100)
+    monkeypatch.setattr(gradient_reduction, "UNBUCKETED_BYTES", alone_bytes)
+    for kind, parallel in ((Tied, True), (SqueezeExcite, True), (Pooled, False)):
+        models = []
+        for given in both(comm, kind, parallel):
+            passes(*given)
+            models.append(given[0])
+        compare(*models[::-1])
 
 
 def test_hooks_on_parameters_see_whole_gradients(comm):
     seen = []
-    for model, x, labels in both(comm):
-        weight, bias = model.body.first.weight, model.head.bias
-        weight.register_hook(lambda grad: seen.append(grad.clone()) or grad.clamp(-0.01, 0.01))
-        bias.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
-        classify(model, x, labels).backward()
-        seen.append(weight.grad.clone())
-    assert len(seen) == 6
-    for expected, found in zip(seen[:3], seen[3:], strict=True):
-        same(found, expected)
 
-
-@pytest.mark.parametrize("name", ["body.first.weight", "head.weight", "head.bias"])
-def test_a_hook_behind_the_sum_alone_sees_whole_gradients_too(comm, name):
-    seen = []
-
-    def taken(parameter):
+    def stepped(parameter):
         # As an optimizer that steps in the backward pass: nothing is to come after it.
         seen.append(parameter.grad.clone())
         parameter.grad.zero_()
 
     for model, x, labels in both(comm):
-        parameter = model.get_parameter(name)
-        parameter.register_post_accumulate_grad_hook(taken)
-        classify(model, x, labels).backward()
-        assert not parameter.grad.any()
-    assert len(seen) == 2
-    same(seen[1], seen[0])
-
-
-def test_a_hook_of_one_parameter_sees_the_full_gradients_of_later_layers(comm):
-    seen = []
-    for model, x, labels in both(comm):
-        weight, head = model.body.first.weight, model.head.weight
+        weight, bias, head = model.body.first.weight, model.head.bias, model.head.weight
+        weight.register_hook(lambda grad: seen.append(grad.clone()) or grad.clamp(-0.01, 0.01))
+        bias.register_post_accumulate_grad_hook(stepped)
+        # A later layer has its full gradient by then.
         weight.register_post_accumulate_grad_hook(lambda _, head=head: seen.append(head.grad.clone()))
-        for _ in range(2):
-            classify(model, x, labels).backward()
-    assert len(seen) == 4
-    for expected, found in zip(seen[:2], seen[2:], strict=True):
+        classify(model, x, labels).backward()
+        seen.append(weight.grad.clone())
+        assert not bias.grad.any()
+    assert len(seen) == 8
+    for expected, found in zip(seen[:4], seen[4:], strict=True):
         same(found, expected)
-
-
-def test_autograd_grad_is_whole_at_once_and_leaves_grad_alone(comm):
-    grid = grid_over(comm, h=comm.size)
-    model, reference = dc.parallelize(build(Tied), grid), build(Tied)
-    expected = torch.autograd.grad(classify(reference, IMAGES, LABELS), list(reference.parameters()))
-    loss = classify(model, dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid))
-    found = torch.autograd.grad(loss, list(model.parameters()))
-    for one, other in zip(found, expected, strict=True):
-        same(one, other)
-    assert all(p.grad is None for p in model.parameters())
-
-
-def test_backward_to_some_parameters_leaves_the_others_alone(comm):
-    grid = grid_over(comm, h=comm.size)
-    model, reference = dc.parallelize(build(Pooled), grid), build(Pooled)
-    classify(reference, IMAGES, LABELS).backward(inputs=[reference.body.first.weight])
-    loss = classify(model, dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid))
-    loss.backward(inputs=[model.body.first.weight])
-    compare(model, reference)
-
-
-@pytest.mark.parametrize("alone_bytes", [0, 100, 1 << 20])
-def test_gradients_are_complete_when_backward_returns_however_many_buckets(comm, monkeypatch, alone_bytes):
-    monkeypatch.setattr(gradient_reduction, "BUCKET_BYTES", 100)
-    monkeypatch.setattr(gradient_reduction, "UNBUCKETED_BYTES", alone_bytes)
-    grid = grid_over(comm, h=comm.size)
-    model, reference = dc.parallelize(build(SqueezeExcite), grid), build(SqueezeExcite)
-    classify(reference, IMAGES, LABELS).backward()
-    classify(model, dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid)).backward()
-    compare(model, reference)
 
 
 class Breaking(torch.autograd.Function):
@@ -154,21 +118,6 @@ def test_a_plain_tensor_is_owed_the_whole_gradient_too(comm):
         x, mask = dc.scatter(IMAGES, grid), normal(2, 1, 9, seed=5).requires_grad_()
         (x * mask).sum().backward()
         torch.testing.assert_close(mask.grad, IMAGES.sum((0, 2), keepdim=True)[0], rtol=1e-12, atol=1e-13)
-
-
-@pytest.mark.parametrize("set_to_none", [True, False])
-@pytest.mark.ranks(at_most=6)
-def test_gradients_accumulate_without_sums_in_between(comm, set_to_none):
-    def scenario(bench):
-        with bench.no_sync():
-            bench.loss(9).backward()
-        bench.optimizer.zero_grad(set_to_none)
-        for step in range(3):
-            with bench.no_sync() if step < 2 else contextlib.nullcontext():
-                bench.loss(step).backward()
-        return whole_gradients(bench.model)
-
-    as_in_one_process(comm, scenario)
 
 
 @pytest.mark.ranks(at_most=6)
@@ -278,20 +227,3 @@ def test_what_is_kept_is_no_memory_of_others(comm):
         gradient_reduction.enqueue_contribution(leaf, share, comm, uniquely_owned=False)
         share.zero_()
     assert torch.equal(leaf.grad, torch.full((3,), comm.size * (comm.size + 1.0) / 2))
-
-
-def test_parameters_of_several_dtypes_get_gradients_of_their_own(comm):
-    grid = grid_over(comm, n=comm.size)
-    found = []
-    for target in (None, grid):
-        torch.manual_seed(1)
-        model = torch.nn.ModuleList([torch.nn.Linear(3, 4).double(), torch.nn.Linear(4, 2)])
-        x = normal(6, 3)
-        if target is not None:
-            dc.parallelize(model, target)
-            x = dc.scatter(x, target)
-        model[1](model[0](x).float()).square().sum().backward()
-        found.append([parameter.grad for parameter in model.parameters()])
-    for ours, theirs in zip(*found[::-1], strict=True):
-        assert ours.dtype == theirs.dtype
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)

@@ -11,21 +11,8 @@ from hypothesis import strategies as st
 
 from distconv.arrangement import Arrangement
 from distconv.communication.routes import Needs, Routes
-from distconv.distribution import Distribution, Interval, default_axes
+from distconv.distribution import Distribution, Interval
 from distconv.errors import DistributionError
-
-GRIDS = (
-    {},
-    {"n": 2},
-    {"c": 3},
-    {"h": 2, "w": 2},
-    {"n": 2, "h": 3},
-    {"d": 2},
-    {"n": 5},
-    {"c": 2, "w": 4},
-    {"r": 2, "h": 2},
-)
-SHAPES = ((), (5,), (1, 7), (4, 3), (2, 3, 5), (3, 2, 7, 4), (2, 2, 1, 1), (0, 3, 4, 4), (2, 3, 4, 5, 6))
 
 
 def test_needs_end_where_the_tensor_does():
@@ -69,19 +56,6 @@ def delivered(src, dst, shape, sources, targets):
     assert not messages, f"sent to ranks that do not expect it: {sorted(messages)}"
     for block, wanted in zip(arrived, blocks(whole, dst), strict=True):
         assert torch.equal(block, wanted)
-
-
-def split(grid, dims):
-    return Distribution(grid, default_axes(None, dims) if grid.size > 1 else (None,) * dims)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_between_two_groups_every_block_is_filled_once_by_its_owners(shape):
-    for axes in itertools.product(GRIDS, repeat=2):
-        source, target = (Arrangement(**each) for each in axes)
-        first = range(source.size)
-        behind = range(source.size, source.size + target.size)
-        delivered(split(source, len(shape)), split(target, len(shape)), shape, first, behind)
 
 
 def arrangements(ranks):

@@ -12,9 +12,7 @@ import distconv as dc
 import distconv.grid
 from distconv.arrangement import Arrangement
 from distconv.communication import collectives
-from distconv.communication.routes import Needs
 from distconv.communication.transfer import transfer_plan
-from distconv.distribution import Interval
 from tests.distconv.communication.drawn_layouts import FEW, needed_box, needs, shapes
 from tests.distconv.layouts import counting, cut, grid_over, normal
 
@@ -66,35 +64,6 @@ def test_ghosts_that_go_back_add_up_at_their_owners(comm, data):
     assert comm.allreduce(forward) == pytest.approx(comm.allreduce(float((x * total).sum())), rel=1e-12, abs=1e-12)
 
 
-@pytest.mark.ranks(4, 6, 8)
-def test_a_halo_of_two_dimensions_brings_the_corners(comm):
-    grid = grid_over(comm, h=2, w=comm.size // 2)
-    base = dc.Distribution(grid, ("h", "w"))
-    whole = counting(6, 9)
-    wide = [
-        (
-            d,
-            tuple(
-                Interval(*(n + s for n, s in zip(base.intervals(d, k, e)[0], (-1, 1), strict=True))) for k in range(p)
-            ),
-        )
-        for d, e, p in ((0, 6, 2), (1, 9, comm.size // 2))
-    ]
-    found = collectives.gather_region(cut(whole, base), transfer_plan(base, Needs(base, tuple(wide)), (6, 9)))
-    rows, columns = base.box(None, (6, 9))
-    expected = whole[max(0, rows.start - 1) : rows.stop + 1, max(0, columns.start - 1) : columns.stop + 1]
-    assert torch.equal(found, expected)
-
-
-@pytest.mark.ranks(at_least=3)
-def test_a_halo_may_span_several_ranks(comm):
-    base = dc.Distribution(grid_over(comm, w=comm.size), ("w",))
-    everything = Needs(base, ((0, (Interval(-5, 99),) * comm.size),))
-    whole = counting(comm.size)
-    found = collectives.gather_region(cut(whole, base), transfer_plan(base, everything, (comm.size,)))
-    assert torch.equal(found, whole)
-
-
 def test_a_replica_is_its_own_source(comm):
     grid = grid_over(comm, n=comm.size)
     plan = transfer_plan(dc.Distribution(grid, (None, None)), dc.Distribution(grid, ("n", None)), (9, 2))
@@ -135,19 +104,6 @@ def test_a_rank_that_looks_a_plan_up_once_more_forgets_as_the_others_do(comm, mo
             transfer_plan(dist, dist.replicate(), (1, 2))
         for rows in (5, 2, 1, 3):
             _moved(grid, rows)
-
-
-def test_grids_of_other_rank_counts_are_refused(comm):
-    alone = dc.ProcessGrid(comm.Split(comm.rank, 0), n=1)
-    if comm.size > 1:
-        with pytest.raises(dc.DistributionError, match="not the same ranks"):
-            collectives.redistribute(
-                torch.ones(4),
-                dc.Distribution(alone, (None,)),
-                dc.Distribution(grid_over(comm, n=comm.size), ("n",)),
-                (4,),
-            )
-        comm.Barrier()
 
 
 # -- between two groups of ranks ---------------------------------------------------------------------------------------

@@ -49,14 +49,6 @@ def test_constants_that_differ_are_found(dtype, numel):
         assert not is_same_on_all_ranks(summed(weights), 2), (one, other)
 
 
-def test_what_rides_is_summed_exactly_whatever_its_order_is():
-    """The largest pieces that there can be, on more ranks than one machine has."""
-    ranks = 5000
-    bits = (24 - (ranks - 1).bit_length()) // 2
-    largest = torch.full((ranks,), float((1 << bits) - 1)).square()
-    assert largest.sum().item() == sum(largest.tolist()) == ranks * ((1 << bits) - 1) ** 2 <= 2**24
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("numel", [1, 3, 8, UNSPLIT_ELEMENTS, UNSPLIT_ELEMENTS + 1, 5 * UNSPLIT_ELEMENTS + 3])
 def test_every_element_has_its_turn(dtype, numel):
@@ -102,17 +94,6 @@ def test_a_step_that_one_rank_skips_is_found_in_the_next(comm, axis, dtype):
     others = ", ".join(str(rank) for rank in range(comm.size) if rank != 1)
     assert f"one on rank {others}, another one on rank 1" in text
     assert any(f"the first is '{name}'" in text for name in dict(model.named_parameters()))
-
-
-@pytest.mark.fault(104)
-@pytest.mark.ranks(2, 3)
-def test_an_infinite_gradient_on_one_rank_alone_is_found_in_the_next_step(comm):
-    model, optimizer, backward = training(comm, h=comm.size)
-    backward()
-    if comm.rank == 1:
-        model[2].weight.grad[1, 1, 1, 1] = torch.inf
-    optimizer.step()
-    assert "'2.weight'" in raises_everywhere(comm, dc.MismatchError, "the first is", backward)
 
 
 @pytest.mark.ranks(4)
@@ -182,7 +163,7 @@ def test_nothing_rides_where_nothing_is_to_be_compared(comm, monkeypatch):
 @pytest.mark.long
 @pytest.mark.fault(105)
 @pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize("late", range(20, 27))
+@pytest.mark.parametrize("late", [20, 23, 26])
 @pytest.mark.parametrize("what", [0, 1])
 def test_a_batch_that_differs_late_is_found_within_ten_steps(comm, late, what):
     grid = grid_over(comm, n=comm.size)

@@ -37,8 +37,7 @@ def test_moments_are_the_same_to_the_last_bit_on_any_number_of_ranks(comm: Any, 
 
 
 def test_a_constant_channel_is_not_scaled(comm: Any, shared_tmp_path: Path) -> None:
-    path = shared_tmp_path / "samples.h5"
-    x = arrays()[0]
+    path, x = shared_tmp_path / "samples.h5", arrays()[0]
     x[:, 1] = 1.4
     write(path, comm, x=x)
     with SampleFile(path, LAYOUTS, comm) as file:

@@ -8,14 +8,8 @@ import math
 import pytest
 
 import distconv as dc
-from distconv.parameters.channel_split import ChannelSplit, channel_split, divisors, linear_axes
+from distconv.parameters.channel_split import ChannelSplit, channel_split, linear_axes
 from tests.distconv.layouts import grid_over
-
-
-@pytest.mark.parametrize(("channels", "filters", "algorithm"), [(8, 64, "gather"), (64, 8, "reduce"), (8, 8, "2-D")])
-def test_the_cheapest_algorithm_is_chosen(channels, filters, algorithm):
-    split = channel_split(channels, filters, 1, 4)
-    assert {1: "gather", 4: "reduce", 2: "2-D"}[split.blocks] == algorithm
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 6])
@@ -76,11 +70,6 @@ def test_ranks_hold_the_weights_that_they_compute_with(comm, transposed):
             if c * groups // channels == f * groups // filters
         }
         assert (set(itertools.product(first, second)), len(kernel)) == (used, 3)
-
-
-@pytest.mark.parametrize("number", [*range(1, 40), 97, 360, 1024])
-def test_divisors_are_those_that_leave_no_rest(number):
-    assert divisors(number) == [d for d in range(1, number + 1) if number % d == 0]
 
 
 def test_a_linear_layer_splits_samples_and_features():

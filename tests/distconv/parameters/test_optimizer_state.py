@@ -19,13 +19,7 @@ pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 
 OPTIMIZERS = {
     "SGD": lambda groups: torch.optim.SGD(groups, 0.05, momentum=0.9, weight_decay=1e-3),
-    "Nesterov": lambda groups: torch.optim.SGD(
-        groups, 0.05, momentum=0.9, nesterov=True, weight_decay=1e-3, foreach=True
-    ),
-    "plain SGD": lambda groups: torch.optim.SGD(groups, 0.05),
     "Adam": lambda groups: torch.optim.Adam(groups, 0.01, amsgrad=True),
-    "AdamW": lambda groups: torch.optim.AdamW(groups, 0.01),
-    "RMSprop": lambda groups: torch.optim.RMSprop(groups, 0.01, momentum=0.5, centered=True),
     "Adagrad": lambda groups: torch.optim.Adagrad(groups, 0.05),
 }
 
@@ -106,23 +100,6 @@ def test_every_step_is_that_of_one_process(comm, name):
             same(case, reference)
 
 
-def test_each_rank_keeps_about_its_share_of_the_state(comm):
-    for grid in several(comm):
-        case = Case(grid, OPTIMIZERS["Adam"])
-        case.step(0)
-        held = sum(
-            value.numel()
-            for parameter, entries in case.optimizer.state.items()
-            for value in entries.values()
-            if value.dim() and not isinstance(parameter, dc.DistTensor)
-        )
-        sizes = [p.numel() for p in case.model.parameters() if p.grad is not None and not isinstance(p, dc.DistTensor)]
-        assert comm.allreduce(held) == 3 * sum(sizes)
-        # Whole parameters: no rank has more than the largest beyond what another has.
-        loads = comm.allgather(held)
-        assert max(loads) - min(loads) <= 3 * max(sizes, default=0)
-
-
 @pytest.mark.ranks(at_least=2)
 def test_parameters_are_dealt_out_by_their_elements_not_by_their_number(comm):
     """One of 6 elements, and three of 2 for each other rank, come to 6 on each."""
@@ -150,27 +127,6 @@ def with_closure(case):
 
     case.loss(4).backward()
     return case.optimizer.step(closure).item()
-
-
-def clipped_and_scheduled(case):
-    rate = torch.optim.lr_scheduler.StepLR(case.optimizer, 1, 0.5)
-    for seed in range(3):
-        case.optimizer.zero_grad(set_to_none=seed % 2 == 0)
-        case.loss(seed).backward()
-        norm = clip_grad_norm_(case.model.parameters(), 0.1)
-        case.optimizer.step()
-        rate.step()
-    return float(norm)
-
-
-def accumulated(case):
-    for seed in range(3):
-        if case.grid is None or seed == 1:
-            case.loss(seed).backward()
-        else:
-            with dc.no_sync():
-                case.loss(seed).backward()
-    case.optimizer.step()
 
 
 def scaled(case):
@@ -213,8 +169,7 @@ def changed_through_the_state_dict(case):
     case.step(1)
 
 
-SCENARIOS = [with_closure, clipped_and_scheduled, accumulated, scaled, with_another_group, frozen_for_a_while]
-SCENARIOS.append(changed_through_the_state_dict)
+SCENARIOS = [with_closure, scaled, with_another_group, frozen_for_a_while, changed_through_the_state_dict]
 
 
 @pytest.mark.long
@@ -228,10 +183,9 @@ def test_what_people_do_around_a_step_is_as_in_one_process(comm, scenario):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["SGD", "Adam"])
-def test_state_is_loaded_from_one_process_and_by_it(comm, name):
+def test_state_is_loaded_from_one_process_and_by_it(comm):
     for grid in several(comm):
-        reference, case = Case(None, OPTIMIZERS[name]), Case(grid, OPTIMIZERS[name])
+        reference, case = Case(None, OPTIMIZERS["Adam"]), Case(grid, OPTIMIZERS["Adam"])
         reference.step(0)
         case.model.load_state_dict(reference.model.state_dict())
         case.optimizer.load_state_dict(copy.deepcopy(reference.optimizer.state_dict()))
@@ -240,7 +194,7 @@ def test_state_is_loaded_from_one_process_and_by_it(comm, name):
         case.step(1)
         reference.step(1)
         same(case, reference)
-        other = Case(None, OPTIMIZERS[name])
+        other = Case(None, OPTIMIZERS["Adam"])
         other.model.load_state_dict({key: t.clone() for key, t in case.model.state_dict().items()})
         other.optimizer.load_state_dict(copy.deepcopy(case.optimizer.state_dict()))
         other.step(2)
@@ -249,14 +203,13 @@ def test_state_is_loaded_from_one_process_and_by_it(comm, name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["SGD", "Adam"])
-def test_checkpoints_have_the_whole_state_and_any_grid_goes_on_from_them(comm, shared_tmp_path, name):
+def test_checkpoints_have_the_whole_state_and_any_grid_goes_on_from_them(comm, shared_tmp_path):
     grids = several(comm)
-    reference = Case(None, OPTIMIZERS[name])
+    reference = Case(None, OPTIMIZERS["Adam"])
     for seed in range(3):
         reference.step(seed)
     for number, (grid, after) in enumerate(zip(grids, [*grids[1:], grids[0]], strict=True)):
-        first, second = Case(grid, OPTIMIZERS[name]), Case(after, OPTIMIZERS[name])
+        first, second = Case(grid, OPTIMIZERS["Adam"]), Case(after, OPTIMIZERS["Adam"])
         first.step(0)
         first.step(1)
         folder = shared_tmp_path / str(number)

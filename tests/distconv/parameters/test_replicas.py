@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import distconv as dc
-from distconv.parameters import replicas
 from tests.distconv.layouts import normal, raises_everywhere
 
 
@@ -110,16 +109,6 @@ def test_training_finds_a_head_that_each_rank_has_replaced_with_another_seed(com
 
 
 @pytest.mark.ranks(2, 3)
-def test_equal_heads_that_replace_others_train_on(comm):
-    model, grid = classifier(comm, h=comm.size)
-    torch.manual_seed(7)
-    model[3] = nn.Linear(4, 5).double()
-    train(model, grid, 13)
-    dc.check_replicas(model, comm)
-    grid.free()
-
-
-@pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("name", ["3.weight", "exp_avg"])
 def test_no_checkpoint_is_saved_of_copies_that_differ(comm, shared_tmp_path, name):
     model, grid = classifier(comm, h=comm.size)
@@ -165,13 +154,3 @@ def test_training_finds_a_buffer_that_one_rank_has_changed(comm):
 
     raises_everywhere(comm, dc.MismatchError, "1.running_mean", lambda: train(model, grid, 20, change))
     grid.free()
-
-
-@pytest.mark.ranks(2)
-def test_tensors_that_torch_has_sharded_are_rejected(comm, monkeypatch):
-    """A DTensor's values are not those of one process, wherever it stands among the others."""
-    tensors = {"a": torch.zeros(2), "b": torch.ones(2)}
-    monkeypatch.setattr(replicas, "is_dtensor", lambda tensor: tensor is tensors["b"])
-    raises_everywhere(
-        comm, dc.UnsupportedOperation, "test: 'b' is a DTensor", lambda: replicas.check_tensors(tensors, comm, "test")
-    )

@@ -30,22 +30,10 @@ def averaged_in_place(average, model):
             value += 0.1 * model.state_dict()[name].detach()
 
 
-def averaged_by_lerp(average, model):
-    for mean, value in zip(average.state_dict().values(), model.state_dict().values(), strict=True):
-        if mean.is_floating_point():
-            mean.lerp_(value, 0.1)
-
-
 def averaged_at_once(average, model):
     pairs = zip(average.state_dict().values(), model.state_dict().values(), strict=True)
     means, values = zip(*[(m, v) for m, v in pairs if m.is_floating_point()], strict=True)
     torch._foreach_lerp_(list(means), list(values), 0.1)
-
-
-def averaged_with_parameters(average, model):
-    parameters, state = dict(model.named_parameters()), average.state_dict()
-    for name, value in parameters.items():
-        state[name].mul_(0.9).add_(value.data, alpha=0.1)
 
 
 def averaged_by_copying(average, model):
@@ -56,7 +44,7 @@ def averaged_by_copying(average, model):
 
 @pytest.mark.parametrize(
     "update",
-    [averaged_in_place, averaged_by_lerp, averaged_at_once, averaged_with_parameters, averaged_by_copying],
+    [averaged_in_place, averaged_at_once, averaged_by_copying],
 )
 def test_moving_averages_written_into_a_state_dict(comm, update):
     def scenario(bench):

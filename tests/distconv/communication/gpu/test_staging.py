@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from distconv.communication.gpu.staging import Staging, copy_from_host
-from distconv.communication.transport import Exchange, allreduce
-from tests.distconv.layouts import normal
 from tests.harness import late_gpu as late
 from tests.harness.late_libraries import late_gpu
 
@@ -47,16 +45,3 @@ def test_numbers_of_the_host_are_put_into_device_memory_without_a_wait():
     plain = torch.zeros(3, device="cpu")
     copy_from_host(torch.ones(3, device="cpu"), plain)
     assert plain.tolist() == [1.0] * 3
-
-
-@pytest.mark.fault(54)
-@pytest.mark.gpu
-@pytest.mark.ranks(at_least=2)
-def test_messages_and_sums_of_a_gpu_are_those_of_the_cpu(comm):
-    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    received = torch.zeros(300, 300, device="cuda", dtype=torch.float64)
-    exchange = Exchange(comm, [(after, normal(300, 300, seed=comm.rank).cuda())], [(before, received)], "a ring")
-    exchange.wait()
-    assert torch.equal(received.cpu(), normal(300, 300, seed=before))
-    total = allreduce(comm, normal(50, seed=comm.rank).cuda(), "a sum").cpu()
-    torch.testing.assert_close(total, sum(normal(50, seed=rank) for rank in range(comm.size)), rtol=1e-13, atol=1e-13)

@@ -49,8 +49,9 @@ def test_what_is_missing_is_named_with_what_is_there(tmp_path: Path) -> None:
         ZarrGroup(tmp_path / "none", ["image"])
 
 
-@pytest.mark.parametrize("where", ["filters", "compressor"])
-@pytest.mark.parametrize("codec", ["pickle", "json2", "jenkins_lookup3"])
+@pytest.mark.parametrize(
+    ("where", "codec"), [("filters", "pickle"), ("compressor", "json2"), ("compressor", "jenkins_lookup3")]
+)
 def test_codecs_that_do_more_than_compute_are_refused(tmp_path: Path, where: str, codec: str) -> None:
     path = stored_samples.write(tmp_path / "data", "zarr-v2")
     note = path / "image" / ".zarray"
