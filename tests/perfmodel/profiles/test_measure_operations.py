@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import pytest
@@ -63,20 +62,6 @@ def test_every_phase_of_every_operation_is_measured_for_every_candidate(comm):
                 if work(call, phase).kernels:
                     assert table[f"{call.key} {phase}"] > 0, (op.name, candidate, phase)
     assert comm.allgather(table) == [table] * comm.size
-
-
-@pytest.mark.ranks(1, 2)
-def test_costs_are_taken_from_the_table(comm):
-    graph = trace(Network(), (4, 4, 8, 8))
-    options = {name: [{"n": 2}] for name in graph.deciding}
-    table = measure(calls_of(graph, options, 2, 2), comm, CPU)
-    here = machine()
-    here = dataclasses.replace(here, compute=(dataclasses.replace(here.compute[0], table=table),))
-    model = StepModel.cached(graph, here, 2, Settings())
-    op = graph.operations[0]
-    cost = model.costs.operation(op, model.parts({"n": 2}))
-    key = local_call(op, model.parts({"n": 2})).key
-    assert (cost.fp, cost.bpw) == (table[f"{key} forward"], table[f"{key} weight"])
 
 
 @pytest.mark.ranks(2)

@@ -37,16 +37,6 @@ def images(count, batch=4, size=9):
     return [(torch.randn(batch, 3, size, size), torch.randint(10, (batch,))) for _ in range(count)]
 
 
-def test_a_stage_without_parameters_has_no_optimizer():
-    model = nn.Sequential(nn.Flatten(), nn.Linear(WIDTH, WIDTH), nn.Tanh())
-    pipe = SerialPipeline(split(model, ["1", "2"]), F.mse_loss, SGD)
-    assert [step is None for step in pipe.optimizers] == [True, False, True]
-    for batch in samples(6):
-        pipe.step(*batch)
-    pipe.drain()
-    assert len(pipe.losses) == 6
-
-
 class Overwriting(nn.Module):
     """Changes what tanh needs for its gradient."""
 

@@ -102,18 +102,6 @@ def make_dropout_model(**more):
     return model_of(dropped, **convolutions(), norm=nn.BatchNorm2d(4), **more)
 
 
-def test_stages_hold_the_models_own_parameters_and_buffers_under_their_names():
-    model, cuts = idiom("a moving average")
-    stages = split(model, cuts, torch.zeros(2, *SHAPE))
-    for kind in ("named_parameters", "named_buffers"):
-        of_stages = {name: tensor for stage in stages for name, tensor in getattr(stage, kind)()}
-        of_model = dict(getattr(model, kind)())
-        assert of_stages.keys() == of_model.keys()
-        assert all(of_stages[name] is of_model[name] for name in of_model)
-    assert {name for stage in stages for name in stage.state_dict()} == set(model.state_dict())
-    assert [stage.training for stage in stages] == [True] * 3
-
-
 def test_the_model_is_left_as_it_is():
     model, cuts = idiom("batch norms")
     model.norm.eval()
@@ -141,19 +129,6 @@ def test_modes_reach_the_stages_from_the_model_and_from_themselves():
         stage.eval()
     assert not model.training
     assert torch.equal(run_stages(stages, x), model(x))
-
-
-def test_copies_of_stages_have_modes_and_weights_of_their_own():
-    model = make_dropout_model()
-    stages = split(model, ["b", "c"], torch.zeros(2, *SHAPE))
-    x = torch.randn(2, *SHAPE)
-    others = copy.deepcopy(stages)
-    for stage in others:
-        stage.eval()
-        for weight in stage.parameters():
-            weight.data.zero_()
-    assert model.training and bool(model.a.weight.any())
-    assert not run_stages(others, x).any()
 
 
 def test_a_module_that_is_frozen_stays_so():
@@ -218,9 +193,3 @@ def test_memory_that_two_stages_would_share_is_refused_where_it_is_written():
     stages = split(model, ["c"], example)
     x = torch.randn(3, *SHAPE)
     assert torch.equal(run_stages(stages, x), model(x))
-
-
-def test_a_weight_that_two_stages_would_share_is_refused():
-    model = model_of(lambda self, x: self.a(self.b(self.a(x * len(x.shape)))), **convolutions(2))
-    with pytest.raises(SplitError, match=r"'a.weight' is used by stages 0 and 1"):
-        split(model, ["b"], torch.zeros(2, *SHAPE))
