@@ -46,22 +46,6 @@ def anchors_are_matched_to_boxes(b: Bench) -> Found:
     return b.gradients(head) | {"objects": objects}
 
 
-@idiom
-def the_best_boxes_suppress_their_neighbours(b: Bench) -> Found:
-    boxes = b.images().flatten(2).transpose(1, 2)[0][:12]
-    boxes = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 1:].abs() + 0.5], 1)
-    scores = b.images(1).flatten()[:12]
-    kept, order = [], scores.argsort(descending=True)
-    while order.numel() > 0:
-        first = order[0]
-        kept.append(first.item())
-        low = torch.maximum(boxes[first, :2], boxes[order[1:], :2])
-        high = torch.minimum(boxes[first, 2:], boxes[order[1:], 2:])
-        overlap = (high - low).clamp(min=0).prod(1)
-        order = order[1:][overlap < 0.3]
-    return {"kept": torch.tensor(kept)}
-
-
 def segmented(b: Bench, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], classes: int = 5) -> Found:
     """A loss of logits and a class for each pixel, and the gradients of the network."""
     net = b.made(lambda: nn.Sequential(nn.Conv2d(3, 7, 3, padding=1), nn.ReLU(), nn.Conv2d(7, classes, 1)))

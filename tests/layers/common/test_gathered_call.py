@@ -15,7 +15,7 @@ import distconv as dc
 from distconv.communication.transport import count_traffic
 from distconv.layers.common import gathered_call
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
-from tests.layers.compare import check_module_same_as_one_process, close, same_as_one_process, whole
+from tests.layers.compare import close, same_as_one_process, whole
 from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 
 SHAPE = (3, 4, 7, 5)
@@ -121,34 +121,6 @@ def test_a_plain_parameter_has_the_full_gradient_once(comm):
     torch.manual_seed(2)
     for grid in grids(comm, "ncw"):
         same_as_one_process(grid, F.bilinear, normal(6, 4, 5), normal(6, 4, 3), plain=[normal(2, 5, 3, seed=4)])
-
-
-@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
-@pytest.mark.parametrize("parallel", [False, True])
-@UP_TO_FOUR_RANKS
-def test_a_network_with_an_autograd_function_trains_as_in_one_process(comm, parallel):
-    class Estimator(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.scale = nn.Conv2d(4, 6, 3, padding=1), nn.Parameter(torch.tensor(2.0))
-            self.norm = nn.BatchNorm2d(6)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.norm(Rounded.apply(self.conv(x).tanh() * 5, self.scale)).sum((2, 3))
-
-    for grid in grids(comm, "nh"):
-        torch.manual_seed(1)
-        model = Estimator().double()
-        parallel_model = dc.parallelize(Estimator().double(), grid) if parallel else None
-        if parallel_model is None:
-            check_module_same_as_one_process(grid, model, normal(*SHAPE))
-            continue
-        parallel_model.load_state_dict(model.state_dict())
-        same_as_one_process(
-            grid, lambda x, m=model, t=parallel_model: (t if isinstance(x, dc.DistTensor) else m)(x), normal(*SHAPE)
-        )
-        for (name, p), q in zip(parallel_model.named_parameters(), model.parameters(), strict=True):
-            close(p.grad, q.grad, name)
 
 
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")

@@ -140,16 +140,3 @@ def test_an_unknown_option_is_never_swallowed(comm, call):
     with pytest.raises(TypeError):
         call(normal(*SHAPE), odd=1)
     raises_everywhere(comm, TypeError, "odd|invalid combination", lambda: call(x, odd=1), same_text=False)
-
-
-def test_a_copy_that_stands_for_a_view_follows_changes_in_place_of_its_source(comm):
-    def run(x):
-        y = x * 1
-        row = y[1]  # a copy on the ranks that do not have it
-        y.mul_(3).clamp_(max=1)
-        torch.add(y, 1, out=y)
-        return row.clone()
-
-    with torch.no_grad():
-        expected = run(normal(4, 3))
-        assert torch.equal(dc.gather(run(dc.scatter(normal(4, 3), grid_over(comm, n=comm.size)))), expected)

@@ -33,11 +33,6 @@ def test_a_layer_gives_torchs_results_and_gradients(kind, method):
     compare(*torch_and_scan_modules(kind, 3, 5, method=method), normal(9, 4, 3), normal(1, 4, 5))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_without_an_initial_state_it_begins_with_zeros(kind):
-    compare(*torch_and_scan_modules(kind, 3, 5), normal(6, 2, 3))
-
-
 OPTIONS = [
     dict(zip(("num_layers", "bidirectional", "batch_first", "bias"), values, strict=True))
     for values in itertools.product((1, 2), (False, True), (False, True), (True, False))
@@ -79,14 +74,6 @@ def test_packed_sequences_of_several_lengths(kind, method):
         found.append(gradients(module, [y.data, last], [*sequences, start]))
     for expected, actual in zip(*found, strict=True):
         torch.testing.assert_close(actual, expected, **SMALL)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_parameters_go_both_ways(kind):
-    one, other = torch_and_scan_modules(kind, 3, 5, num_layers=2, bidirectional=True)
-    assert list(one.state_dict()) == list(other.state_dict())
-    one.load_state_dict({name: 2 * value for name, value in other.state_dict().items()})
-    assert torch.equal(one.weight_hh_l1, 2 * other.weight_hh_l1)
 
 
 def test_a_module_is_copied_with_its_method_and_converted():

@@ -42,17 +42,6 @@ def check_same_as_one_process(grid, one, other, x, start, dims="wn-"):
         torch.testing.assert_close(actual, expected, **SMALL)
 
 
-@pytest.mark.long
-@RANKS
-@pytest.mark.parametrize("method", ["sequential", "blelloch"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_steps_split_over_ranks_give_what_one_rank_gives(comm, kind, method):
-    for grid, steps in itertools.product(grids(comm, "nw"), (1, 2, 7)):
-        check_same_as_one_process(
-            grid, *torch_and_scan_modules(kind, 3, 5, method=method), normal(steps, 3, 3), normal(1, 3, 5)
-        )
-
-
 @RANKS
 @pytest.mark.parametrize("method", ["sequential", "blelloch"])
 def test_layers_in_both_directions_over_ranks(comm, method):

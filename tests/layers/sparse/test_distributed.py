@@ -12,7 +12,6 @@ from torch import nn
 
 import distconv as dc
 from distconv.layers import sparse
-from distconv.layers.models.sparse import sparse_resnet, sparse_unet, sparse_vgg16_bn
 from distconv.layers.sparse import Partition, SparseConv, SparseGlobalPool, SparseTensor
 from tests.distconv.layouts import grid_over, raises_everywhere
 from tests.layers.sparse.clouds import normal, random_cloud, random_coords, rng_of
@@ -130,28 +129,6 @@ def test_what_goes_down_and_comes_back_up_has_the_finer_sites(comm):
     for grid in grids(comm, 3):
         torch.manual_seed(1)
         check_same_as_one_process(grid, Down().double(), random_cloud(rng_of("down"), 3, 2, sites=60))
-
-
-@pytest.mark.long
-@pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: sparse_vgg16_bn(4, 2, 5),
-        lambda: sparse_resnet(4, 2, 5),
-        lambda: sparse_unet(4, 2, 5),
-    ],
-    ids=["vgg16_bn", "resnet", "unet"],
-)
-def test_networks(comm, build):
-    x = random_cloud(rng_of("networks"), 3, 2, sites=300)
-    for axes in ({"n": comm.size}, {"d": comm.size}):
-        torch.manual_seed(2)
-        model = build().double()
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-        check_same_as_one_process(grid_over(comm, **axes), model, x)
 
 
 def test_ranks_without_sites_take_part(comm):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
+from dataclasses import replace
 
 import pytest
 
 from distconv.errors import MachineError
 from distconv.perfmodel.machine import collectives
 from distconv.perfmodel.machine.collectives import LinkLevel
-from distconv.perfmodel.machine.distributed_gemm import distributed_gemm
 from distconv.perfmodel.machine.machine import Compute, Link, Machine, Overlap, RankGroup, Roofline
 
 ALPHA, BETA, GAMMA = 10.0, 2.0, 0.5
@@ -96,28 +95,3 @@ def test_steps_of_a_collective_have_their_own_latency_where_the_link_says_so():
 def test_a_group_without_ranks_is_refused(ranks, per_node):
     with pytest.raises(MachineError, match="both must be at least 1"):
         RankGroup(ranks, per_node)
-
-
-# -- fully-connected layers -------------------------------------------------------------------------------------------
-
-
-def on_one_node(peers, part, passes):
-    """Messages of ``part`` bytes (1e-6 s and 1e-10 s per byte), packed and placed (1e-5 s each, 1e-11 s per byte)."""
-    return peers * (1e-6 + part * 1e-10) + 2e-5 + (2 * peers + passes * (peers + 1)) * part * 1e-11
-
-
-def test_one_block_of_channels_gathers_x_and_as_many_as_ranks_sum_y():
-    one, part = machine(node=(1e-6, 1e10), memory=1e11), 32 * 25 * 4
-    gathered, summed = on_one_node(3, part, 2), on_one_node(3, part, 3)
-    gather_x = distributed_gemm(one, RankGroup(4, 4), 1, part, 10 * part)
-    assert astuple(gather_x) == pytest.approx((gathered, 0, 0, summed), rel=1e-12)
-    reduce_y = distributed_gemm(one, RankGroup(4, 4), 4, 10 * part, part)
-    assert astuple(reduce_y) == pytest.approx((0, summed, gathered, 0), rel=1e-12)
-
-
-def test_blocks_between_move_part_of_x_and_part_of_y():
-    """16 ranks, 4 blocks of channels: 4 messages gather x, 3 sum y."""
-    one = machine(ranks_per_node=16, node=(1e-6, 1e10), memory=1e11)
-    found = distributed_gemm(one, RankGroup(16, 16), 4, 6400, 6400)
-    expected = [on_one_node(4, 6400, 2), on_one_node(3, 6400, 3), on_one_node(3, 6400, 2), on_one_node(4, 6400, 3)]
-    assert astuple(found) == pytest.approx(expected, rel=1e-12)

@@ -205,16 +205,6 @@ def test_a_built_in_machine_survives_being_saved(tmp_path, name):
     assert Machine.load(tmp_path / "copy.yaml") == machine and machine.name == name
 
 
-def test_a_table_of_many_thousand_entries_takes_a_line_each(tmp_path):
-    table = {
-        f"conv2d x=(8,64,{i},{i}) w=(64,64,3,3) stride=1 padding=1 float32 fp": 1e-4 * (1 + i / 7) for i in range(5000)
-    }
-    machine = replace(Machine.load("lassen"), compute=(Compute(1, Roofline(1.0, 1.0, 1.0), table),))
-    machine.save(tmp_path / "large.yaml")
-    assert len((tmp_path / "large.yaml").read_text().splitlines()) < 5050
-    assert Machine.load(tmp_path / "large.yaml") == machine
-
-
 # -- the built-in ones ------------------------------------------------------------------------------------------------
 
 

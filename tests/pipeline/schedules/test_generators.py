@@ -18,10 +18,7 @@ CASES = [
     *(("interleaved", {"chunks": chunks}) for chunks in (1, 3, 4)),
     ("pipedream", {"vertical_sync": True}),
     ("stale", {"switch_after": 1}),
-    *(
-        (name, {"weights": weights})
-        for name, weights in product(ASYNCHRONOUS, ("stash", "predict", "newest", "recompute"))
-    ),
+    *((name, {"weights": weights}) for name, weights in product(ASYNCHRONOUS, WEIGHTS)),
 ]
 
 

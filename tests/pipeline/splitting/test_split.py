@@ -15,14 +15,10 @@ from distconv.plan import is_plannable_layer
 from tests.pipeline.splitting.modules import linears, model_of
 
 SAMPLES = {
-    "lenet5": (1, 28, 28),
     "alexnet": (3, 32, 32),
-    "vgg11_bn": (3, 32, 32),
     "resnet20": (3, 9, 9),
     "resnet50": (3, 33, 33),
-    "mesh1k": (18, 64, 64),
     "unet": (18, 17, 19),
-    "unet3d": (1, 8, 9, 8),
 }
 
 
