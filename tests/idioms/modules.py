@@ -10,54 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.distconv.layouts import normal
 from tests.idioms.bench import Bench, Found
 from tests.idioms.table import idiom
-
-
-@idiom
-def hooks_change_named_arguments(b: Bench) -> Found:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 6, 3, padding=1)
-
-        def forward(self, x: torch.Tensor, *, scale: float = 1.0, skip: Any = None) -> torch.Tensor:
-            y = self.conv(x) * scale
-            return y if skip is None else y + skip
-
-    def before(_: Any, args: Any, named: Any) -> Any:
-        return args, {**named, "scale": 2 * named["scale"], "skip": args[0].mean(1, keepdim=True)}
-
-    net = b.made(Scaled)
-    net.register_forward_pre_hook(before, with_kwargs=True)
-    net.register_forward_hook(lambda m, args, named, y: y * named["scale"], with_kwargs=True)
-    y = net(b.images(), scale=0.5)
-    y.square().mean().backward()
-    return {"y": y} | b.gradients(net)
-
-
-@idiom
-def a_weight_is_made_in_the_first_forward_pass(b: Bench) -> Found:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.places = nn.Conv2d(3, 4, 3, padding=1), None
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = self.conv(x)
-            if self.places is None:
-                self.places = nn.Parameter(normal(1, *y.shape[1:], seed=1))
-            return y * self.places
-
-    net = b.made(Net)
-    net(b.images())
-    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.5)
-    for seed in range(2):
-        optimizer.zero_grad()
-        net(b.images(seed)).square().mean().backward()
-        optimizer.step()
-    return b.state(net)
 
 
 @idiom

@@ -211,15 +211,3 @@ def noise_of_a_random_time_is_predicted(b: Bench) -> Found:
         (loss * (kept[t] / (1 - kept[t])).clamp(max=5)).mean().backward()
         optimizer.step()
     return b.state(net)
-
-
-@idiom
-def text_is_read_from_columns(b: Bench) -> Found:
-    """Convolutions, a recurrence over columns, and CTC."""
-    conv, head = b.made(lambda: nn.Conv2d(3, 6, 3, padding=1)), b.made(lambda: nn.Linear(8, 5))
-    recurrence = b.made(lambda: nn.LSTM(6, 4, bidirectional=True))
-    columns, _ = recurrence(conv(b.images()).mean(2).permute(2, 0, 1))
-    words = torch.tensor([[1, 2], [3, 1], [4, 4], [2, 1], [1, 1]])
-    loss = F.ctc_loss(head(columns).log_softmax(-1), words, torch.full((5,), 9), torch.full((5,), 2))
-    loss.backward()
-    return {"loss": loss} | b.gradients(conv) | {f"recurrence {n}": g for n, g in b.gradients(recurrence).items()}

@@ -142,17 +142,6 @@ def test_a_mask_is_left_aligned_if_no_position_is_kept_after_a_gap(comm):
         assert torch._nested_tensor_from_mask_left_aligned(x, torch.tensor(rows).bool()) is aligned
 
 
-@pytest.mark.cpu
-def test_every_rank_attends_in_autocasts_dtype(comm):
-    x = normal(*SHAPE).float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected = ATTENTION["attention"](x)
-        for dist in uneven_layouts(comm, SHAPE):
-            found = dc.gather(ATTENTION["attention"](dc.scatter(x, dist)))
-            assert found.dtype == expected.dtype == torch.bfloat16
-            assert torch.allclose(found, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
-
-
 @pytest.mark.ranks(2, 3, 4)
 def test_keys_and_values_are_gathered_and_their_gradients_scattered_once(comm):
     x = dc.scatter(normal(2, 3, 12, 5), grid_over(comm, h=comm.size))

@@ -22,12 +22,6 @@ def test_pixel_shuffle_and_its_inverse_equal_one_process(comm, shape):
         same_as_one_process(grid, lambda x: F.pixel_unshuffle(F.pixel_shuffle(x, 2), 2), normal(*shape), dims=[dims])
 
 
-def test_arguments_have_torchs_names(comm):
-    for grid in grids(comm, "ch"):
-        y = same_as_one_process(grid, lambda x: F.pixel_shuffle(x, upscale_factor=2), normal(2, 8, 3, 5))
-        same_as_one_process(grid, lambda x: F.pixel_unshuffle(x, downscale_factor=2), normal(*y.shape))
-
-
 @pytest.mark.ranks(at_least=2)
 def test_pixel_shuffle_gathers_no_space(comm, monkeypatch):
     received = []
@@ -63,11 +57,6 @@ def test_unfold_and_fold_equal_one_process(comm, call):
         same_as_one_process(grid, call, normal(3, 2, 7, 9))
     for grid in grids(comm, "ch"):
         same_as_one_process(grid, call, normal(2, 7, 9), dims=["chw"])
-
-
-def test_fold_of_split_rows_equals_one_process(comm):
-    for grid in grids(comm, "nch"):
-        same_as_one_process(grid, lambda x: F.fold(x, (4, 5), (2, 3)), normal(3, 18, 9), dims=["nch"])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 import torch
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import distconv as dc
 from distconv.layers.recurrent import ScanGRU, ScanRNN
@@ -85,17 +85,6 @@ def test_a_module_is_copied_with_its_method_and_converted():
     assert copied(torch.ones(2, 1, 3))[0].dtype == torch.float32
 
 
-def test_float32_stays_within_its_precision():
-    one, other = torch_and_scan_modules("gru", 3, 20)
-    x = normal(200, 4, 3)
-    expected = torch.autograd.grad(one(x)[0].sum(), one.weight_hh_l0)[0]
-    other.float()
-    for method in METHODS:
-        other.method = method
-        found = torch.autograd.grad(other(x.float())[0].sum(), other.weight_hh_l0)[0]
-        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-3)
-
-
 def test_in_autocast_it_computes_in_the_dtype_of_its_weights():
     _, module = torch_and_scan_modules("gru", 3, 4)
     module.float()
@@ -137,11 +126,6 @@ def test_arguments_that_torch_rejects_raise_its_error(kind, shapes, match):
     for module in torch_and_scan_modules(kind, 3, 5):
         with pytest.raises((RuntimeError, ValueError), match=match):
             module(*(normal(*shape) for shape in shapes))
-
-
-def test_lengths_beyond_the_sequence_raise_where_it_is_packed():
-    with pytest.raises(RuntimeError, match="is invalid for input of size 9"):
-        ScanGRU(3, 4)(pack_padded_sequence(torch.ones(5, 2, 3), torch.tensor([6, 2])))
 
 
 @pytest.mark.parametrize("module", [ScanRNN, ScanGRU])

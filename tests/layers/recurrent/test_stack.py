@@ -96,17 +96,6 @@ def test_blocks_of_any_length(comm):
     torch.testing.assert_close(found, one(x)[0], **SMALL)
 
 
-@RANKS
-def test_more_ranks_than_samples(comm):
-    for method in ("sequential", "autograd"):
-        check_same_as_one_process(
-            grid_over(comm, n=comm.size),
-            *torch_and_scan_modules("gru", 3, 4, method=method),
-            normal(5, 1, 3),
-            normal(1, 1, 4),
-        )
-
-
 @pytest.mark.ranks(2, 3)
 def test_torchs_backward_does_not_go_over_ranks(comm):
     _, module = torch_and_scan_modules("gru", 3, 4, method="autograd")

@@ -96,23 +96,6 @@ def test_convolution_and_all_gradients_equal_dense_convolution_at_the_active_sit
     compare(x, layer, dense_convolution if is_box else brute_force, out)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradcheck(kind):
-    rng = rng_of("gradcheck", kind)
-    layer = random_layer(rng, kind, 2, boxes=True)
-    x = random_input(rng, kind, layer)
-    names = [name for name, _ in layer.named_parameters()]
-
-    def run(features, *parameters):
-        return torch.func.functional_call(
-            layer, dict(zip(names, parameters, strict=True)), (x.replace(features),)
-        ).features
-
-    assert torch.autograd.gradcheck(
-        run, (x.features, *(p.detach().clone().requires_grad_() for p in layer.parameters()))
-    )
-
-
 @pytest.mark.parametrize(("dimension", "dense"), [(1, nn.Conv1d), (2, nn.Conv2d), (3, nn.Conv3d)])
 def test_state_dictionaries_are_those_of_torchs_convolutions(dimension, dense):
     ours, theirs = SparseConv(3, 4, 3, dimension=dimension).double(), dense(3, 4, 3, padding=1).double()
@@ -166,13 +149,6 @@ def test_a_gpu_gives_the_same(kind):
     theirs.features.square().sum().backward()
     for a, b in zip(on_gpu.parameters(), layer.parameters(), strict=True):
         torch.testing.assert_close(a.grad.cpu(), b.grad, rtol=1e-10, atol=1e-10)
-
-
-def test_under_autocast_float64_stays():
-    x = random_cloud(rng_of("double"), 2, 3)
-    layer = SparseConv(3, 3, 3, dimension=2).double()
-    with torch.autocast("cpu", torch.bfloat16):
-        assert layer(x).dtype == torch.float64
 
 
 def test_a_cloud_without_sites_passes_and_gives_gradients_of_zero():

@@ -148,15 +148,6 @@ def test_maps_and_halos_are_made_once(comm):
     assert manager.bytes > 0 or not len(x.coords)
 
 
-def test_full_and_split_and_back(comm):
-    x = random_cloud(rng_of("back"), 2, 3, sites=30)
-    for grid in grids(comm, 2):
-        (coords, features), (whole, ours) = sorted_by_site(x), sorted_by_site(sparse.gather(sparse.scatter(x, grid)))
-        assert torch.equal(whole, coords)
-        assert torch.equal(ours, features)
-    assert sparse.gather(x) is x
-
-
 def test_a_rank_may_bring_its_own_sites(comm):
     coords = random_coords(rng_of("own"), 2, sites=30)
     partition = Partition.balanced(grid_over(comm, w=comm.size), coords)

@@ -163,22 +163,6 @@ def test_a_time_is_the_mean_of_its_runs_after_some_that_warm_up(comm, monkeypatc
     assert len(made) == 2 * 3 * (1 + 1 + times)  # to see that it runs, to warm up, and as often as is measured
 
 
-@pytest.mark.ranks(1, 2)
-def test_copies_are_differentiated_in_one_pass_and_each_by_itself(comm, monkeypatch):
-    op = trace(nn.Sequential(nn.Conv2d(2, 2, 1), nn.Conv2d(2, 3, 1)), (2, 2, 4, 4)).operations[1]
-    call, grid = local_call(op, AxisParts.from_axes({"n": 2}, 2, 2)), dc.ProcessGrid(comm, n=comm.size)
-    copies = [_CallCopy(call, "input", grid, CPU) for _ in range(3)]
-    calls, backward = [], torch.autograd.backward
-    monkeypatch.setattr(torch.autograd, "backward", lambda *given, **more: calls.append(backward(*given, **more)))
-    monkeypatch.setattr(torch, "randn_like", torch.ones_like)
-    found = _backward(copies)()
-    assert len(calls) == 1 and len(found) == len(copies)
-    for copy, gradient in zip(copies, found, strict=True):
-        weight = copy.args[1]
-        torch.testing.assert_close(gradient, weight.sum(0)[None].expand_as(gradient))
-        assert all(leaf.grad is None for leaf in copy.leaves)
-
-
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(("seconds", "each"), [((3.0, 1.0), 2.0), ((1.0, 3.0), 0.0)])
 def test_a_gradient_costs_what_a_pass_with_sums_takes_beyond_one_without(comm, monkeypatch, seconds, each):

@@ -14,15 +14,6 @@ from distconv.pipeline.schedules.memory import peak_memory
 
 CIFAR, MINIBATCH = (3, 32, 32), 128
 
-PRINTED = {
-    "LeNet-5": (0.06, 128, 0.24, 109, 97),
-    "AlexNet": (0.88, 128, 88.87, 214, 37),
-    "VGG-16": (3.30, 128, 58.16, 124, 75),
-    "ResNet-20": (3.84, 128, 1.03, 61, 60),
-    "VGG-16 on ImageNet": (218.59, 32, 527.79, 105, 77),
-}
-"""Table 9: MiB of activations per sample, minibatch, MiB of weights; increase in % with stashing, and without."""
-
 
 def percent(found: Footprint, stash: bool = False) -> int:
     return round(100 * found.increase(stash=stash))
@@ -62,14 +53,6 @@ def test_a_module_called_twice_counts_twice_and_outputs_in_a_tuple_all_count():
 def test_resnet_20_is_as_printed_in_table_9():
     found = footprint(resnet20(), CIFAR, MINIBATCH, (7,))
     assert (percent(found, stash=True), percent(found)) == (61, 60)
-
-
-@pytest.mark.parametrize("row", PRINTED.values(), ids=PRINTED)
-def test_stashing_adds_what_table_9_prints(row):
-    """From the sizes printed alone: the two columns of increases differ by four copies of the weights."""
-    activation, batch, weights, stashing, ours = row
-    found = Footprint(weights, (0.0, activation * batch / 2))
-    assert 100 * found.stashed / found.total == pytest.approx(stashing - ours, abs=1)
 
 
 def test_the_model_is_not_touched():

@@ -93,25 +93,6 @@ class Twice(nn.Module):
         return y, y
 
 
-class Views(nn.Module):
-    """Two views of one tensor, one of them strided, and one that is a scalar."""
-
-    def forward(self, x):
-        return x[:, 1:].transpose(0, 1), x[:, :1].expand(-1, 4), x.mean()
-
-
-class JoinViews(nn.Module):
-    def forward(self, x, y, scale):
-        return (y.contiguous() + x.sum(0)[:, None]) * scale
-
-
-class Empty(nn.Module):
-    """A tensor without elements beside the real one."""
-
-    def forward(self, x):
-        return x[:0], x * 2
-
-
 class Scaled(nn.Module):
     """A parameter that no graph reaches, one of no dimension, and one that is handed on itself."""
 
@@ -144,8 +125,6 @@ ODD = {
     "an output that needs no gradient": lambda: [Fork(), Only(3), nn.Linear(4, 4), nn.Tanh()],
     "an output that nobody uses": lambda: [Fork(), Relay(), Only(0), nn.Linear(4, 4)],
     "one object twice": lambda: [nn.Linear(4, 4), Twice(), Sum(), nn.Linear(4, 4)],
-    "views": lambda: [nn.Linear(4, 4), Views(), JoinViews(), nn.Linear(4, 4)],
-    "an empty tensor": lambda: [nn.Linear(4, 4), Empty(), Only(1), nn.Linear(4, 4)],
     "a parameter that is handed on": lambda: [nn.Linear(4, 4), Scaled(), Unscaled(), nn.Linear(4, 4)],
 }
 
