@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, update_bn
 
-import distconv as dc
 from tests.idioms.bench import Bench, Found
 from tests.idioms.table import idiom
 
@@ -22,41 +19,6 @@ def scaled_losses_are_accumulated(b: Bench) -> Found:
     scaler.step(b.optimizer)
     scaler.update()
     return b.state()
-
-
-@idiom
-def layers_compute_in_bfloat16(b: Bench) -> Found:
-    """What is the same whatever the order of sums: the dtypes of all results and gradients."""
-    found: Found = {}
-    torch.manual_seed(5)
-    net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 3), nn.Softmax(1))
-    if b.grid is not None:
-        dc.parallelize(net, b.grid)
-
-    def note(name: str, tensor: torch.Tensor) -> None:
-        found[name] = torch.zeros(tensor.dim(), dtype=tensor.dtype)
-
-    for index, module in enumerate(net):
-        module.register_forward_hook(lambda m, x, y, index=index: note(str(index), y))
-    with torch.autocast("cpu", torch.bfloat16):
-        y = net(b.images().float())
-        loss = F.mse_loss(y, torch.zeros_like(y))
-    note("loss", loss)
-    loss.backward()
-    for name, p in net.named_parameters():
-        note(f"dL/d{name}", p.grad)
-    return found
-
-
-@idiom
-def torch_averages_models(b: Bench) -> Found:
-    mean, both = AveragedModel(b.model), AveragedModel(b.model, use_buffers=True)
-    for seed in range(2):
-        b.step(seed)
-        mean.update_parameters(b.model)
-        both.update_parameters(b.model)
-    update_bn([b.images(5)], mean)
-    return b.state(mean) | {f"both {n}": t for n, t in b.state(both).items()}
 
 
 @idiom

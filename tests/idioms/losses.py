@@ -13,17 +13,6 @@ from tests.idioms.table import idiom
 
 
 @idiom
-def right_answers_are_counted(b: Bench) -> Found:
-    with torch.no_grad():
-        y, labels = b.model.eval()(b.images()), b.labels()
-        first = (y.argmax(1) == labels).float().mean()
-        _, best = y.topk(3, 1, True, True)
-        right = best.t().eq(labels.view(1, -1).expand_as(best.t()))
-        counts = [right[:k].reshape(-1).float().sum(0, keepdim=True).mul_(100.0 / 5) for k in (1, 3)]
-        return {"first": first, "correct": y.max(1)[1].eq(labels).sum().item(), "top": torch.cat(counts)}
-
-
-@idiom
 def anchors_are_matched_to_boxes(b: Bench) -> Found:
     """Anchors, objectness of those that match, and a loss at the matched ones only, as YOLO's and RetinaNet's."""
     head = b.made(lambda: nn.Conv2d(3, 2 * 6, 3, 2, 1))

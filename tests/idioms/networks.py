@@ -141,24 +141,6 @@ def windows_shifted_by_rolls(b: Bench) -> Found:
     return trained(b, lambda: Layer(attend, qkv=nn.Linear(8, 24), table=0.1 * normal(49, 2)))
 
 
-@idiom
-def a_codebook_replaces_vectors(b: Bench) -> Found:
-    """VQ-VAE: the nearest of the codebook, with the commitment loss and a straight-through gradient."""
-    book = b.made(lambda: nn.Embedding(8, 6))
-    z = b.model.features(b.images())
-    flat = z.permute(0, 2, 3, 1).reshape(-1, 6)
-    apart = flat.pow(2).sum(1, keepdim=True) + book.weight.pow(2).sum(1) - 2 * flat @ book.weight.t()
-    nearest = apart.argmin(1)
-    n, _, h, w = z.shape
-    q = book(nearest).view(n, h, w, 6).permute(0, 3, 1, 2)
-    loss = F.mse_loss(q, z.detach()) + 0.25 * F.mse_loss(z, q.detach())
-    q = z + (q - z).detach()
-    shares = F.one_hot(nearest, 8).double().mean(0)
-    perplexity = torch.exp(-torch.sum(shares * torch.log(shares + 1e-10)))
-    (loss + q.square().mean()).backward()
-    return b.gradients() | b.gradients(book) | {"perplexity": perplexity, "q": q}
-
-
 def features(b: Bench) -> torch.Tensor:
     return b.model.begin(b.images()) + b.model.first.weight.mean()
 

@@ -94,37 +94,6 @@ def test_measured_times_come_before_the_roofline():
     assert measured.bpx == costs.operation(op, alone).bpx
 
 
-def test_each_gradient_that_is_summed_over_ranks_has_a_fixed_cost():
-    model = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1, bias=False))
-    model[0].bias.requires_grad_(False)
-    operations, here = trace(model, (4, 4, 16, 16)).operations, plain()
-    slow = replace(
-        here, compute=(replace(here.compute[0], roofline=replace(here.compute[0].roofline, gradient_s=0.5)),)
-    )
-
-    def more(parts):
-        costs = [OperationCosts(machine, 2, Settings()) for machine in (here, slow)]
-        return [costs[1].operation(op, parts).bpa - costs[0].operation(op, parts).bpa for op in operations]
-
-    assert more(AxisParts.from_axes({"h": 2}, 2, 4)) == pytest.approx([0.5, 1.0, 0.5])
-    assert more(AxisParts.from_axes({"c": 2}, 2, 4)) == pytest.approx(
-        [0.0, 1.0, 0.0]
-    )  # filters are split, whole vectors are not
-    assert more(AxisParts.from_axes({}, 1, 4)) == [0.0, 0.0, 0.0]
-
-
-@pytest.mark.parametrize("slots", [0, 1, 2])
-def test_an_update_reads_weights_gradients_and_state_and_writes_weights_and_state(slots):
-    roofline = Roofline(FLOPS, 1e6, KERNEL)
-    here = replace(plain(), compute=(Compute(1, roofline),))
-    cost = OperationCosts(here, 4, Settings(optimizer_slots=slots))
-    weights = 4 * 8 * 4 * 3 * 3
-    found = cost.operation(
-        trace(convolution(), (8, 4, 16, 16)).operations[1], AxisParts.from_axes({"n": 4}, 4, 4)
-    ).update
-    assert found == pytest.approx(KERNEL + (3 + 2 * slots) * weights / 1e6, rel=1e-12)
-
-
 def test_a_shuffle_costs_the_bytes_of_its_elements_whatever_was_asked_before():
     # From halves of four samples to halves of eight rows: a rank keeps 2 x 4 x 4 x 8 elements and receives as many.
     here, moved, kept = plain(), 256, 256

@@ -19,16 +19,6 @@ SAMPLES = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_deciding_layers_are_the_convolution_and_linear_modules_of_the_model(name):
-    model = MODELS[name].factory()
-    graph = trace(model, (2, *SAMPLES.get(name, MODELS[name].sample)))
-    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear)
-    assert set(graph.deciding) == {name for name, module in model.named_modules() if isinstance(module, kinds)}
-    traced = {c.name for op in graph.operations for c in op.parameters}
-    assert traced == {name for name, _ in model.named_parameters()}
-
-
 class Block(nn.Module):
     def __init__(self):
         super().__init__()

@@ -15,26 +15,10 @@ from distconv.pipeline import ScheduleError
 from distconv.pipeline.reference.serial import SerialPipeline
 from distconv.pipeline.reference.serial_stage import SerialStage
 from distconv.pipeline.splitting.split import split
+from tests.pipeline.reference.definition import RATE, WIDTH
+from tests.pipeline.reference.test_serial import SGD, STILL, float64, images, samples
 
-WIDTH, RATE, MOMENTUM = 3, 0.1, 0.9
-SGD = partial(torch.optim.SGD, lr=RATE, momentum=MOMENTUM)
-STILL = partial(torch.optim.SGD, lr=0.0)
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def samples(count, shape=(WIDTH,), batch=4):
-    return [(torch.randn(batch, *shape), torch.randn(batch, WIDTH)) for _ in range(count)]
-
-
-def images(count, batch=4, size=9):
-    return [(torch.randn(batch, 3, size, size), torch.randint(10, (batch,))) for _ in range(count)]
+__all__ = ["float64"]
 
 
 class Overwriting(nn.Module):
