@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.structure.modules import SOURCES
+from tests.structure.modules import SOURCES, parsed
 
 CONSTRUCTORS = ("__init__", "__post_init__", "__new__")
 """What they raise stands in the docstring of their class, or in their own."""
@@ -74,7 +74,7 @@ def test_public_functions_that_raise_say_so() -> None:
     wrong = [
         f"{SOURCES[module]}, line {each.line}: {each.name} raises {', '.join(each.unsaid)} without saying so"
         for module in PUBLIC
-        for each in raisers(ast.parse(SOURCES[module].read_text()))
+        for each in raisers(parsed(module))
         if each.unsaid
     ]
     assert not wrong, "\n".join(wrong)

@@ -22,7 +22,7 @@ def valid(problem, choices):
 
 @pytest.mark.parametrize("few", [20_000, NONE], ids=["enumerated", "searched"])
 def test_the_fastest_choice_is_the_one_of_brute_force(few):
-    for seed in range(20):
+    for seed in range(12):
         problem = random_problem(seed)
         found = solve(problem, few=few)
         best, _ = brute_force(problem)
@@ -34,7 +34,7 @@ def test_the_fastest_choice_is_the_one_of_brute_force(few):
 
 @pytest.mark.parametrize("few", [20_000, NONE], ids=["enumerated", "searched"])
 def test_the_fastest_choice_within_a_memory_limit_is_the_one_of_brute_force(few):
-    for seed in range(150, 160):
+    for seed in range(150, 156):
         problem = random_problem(seed)
         _, smallest = brute_force(problem)
         for limit in (smallest, smallest + 0.5):
@@ -66,7 +66,7 @@ def in_bytes(problem):
 
 @pytest.mark.parametrize("few", [20_000, NONE], ids=["enumerated", "searched"])
 def test_a_limit_that_nothing_fits_names_the_smallest_choice(few):
-    for seed in range(20):
+    for seed in range(12):
         problem = random_problem(seed)
         _, smallest = brute_force(problem)
         with pytest.raises(Infeasible, match=r"the smallest known takes .*; give each rank more memory") as caught:
@@ -78,7 +78,7 @@ def test_a_limit_that_nothing_fits_names_the_smallest_choice(few):
 
 @pytest.mark.parametrize("few", [20_000, NONE], ids=["enumerated", "searched"])
 def test_the_smallest_memory_is_that_of_brute_force(few):
-    for seed in range(15):
+    for seed in range(12):
         problem = random_problem(seed)
         _, smallest = brute_force(problem)
         found = smallest_memory(problem, few=few)
@@ -87,7 +87,7 @@ def test_the_smallest_memory_is_that_of_brute_force(few):
 
 
 def test_bounds_hold_and_starts_are_kept_when_there_is_no_time():
-    for seed in range(30):
+    for seed in range(12):
         problem = random_problem(seed, allreduces=1.2)
         best, _ = brute_force(problem)
         start = [size - 1 for size in problem.sizes]
@@ -97,7 +97,7 @@ def test_bounds_hold_and_starts_are_kept_when_there_is_no_time():
 
 
 def test_a_start_that_is_the_best_is_returned_by_its_time():
-    for seed in range(20):
+    for seed in range(12):
         problem = random_problem(seed, (3, 3, 3))
         choices = list(itertools.product(*map(range, problem.sizes)))
         best = min(choices, key=lambda choice: reference_time(problem, choice))

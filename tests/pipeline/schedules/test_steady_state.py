@@ -25,7 +25,7 @@ def streams(draw):
 
 
 @pytest.mark.long
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(streams())
 def test_steps_and_what_is_left_are_the_schedule_of_that_many_mini_batches(case):
     name, stages, count, options = case

@@ -148,6 +148,12 @@ def test_a_schedule_without_stages_is_refused():
         validate(Schedule("x", [], 4))
 
 
+@pytest.mark.parametrize("weights", ["stash", "predict", "newest", "recompute"])
+@pytest.mark.parametrize("name", ["stale", "pipedream", "spectrain"])
+def test_a_schedule_is_valid_with_any_weights_that_it_takes(name, weights):
+    validate(schedule(name, 3, 8, weights=weights))
+
+
 @pytest.mark.parametrize("replicas", [[2, 1], [1, 2], [3, 1], [2, 3]])
 def test_replicas_that_do_not_divide_the_mini_batches_are_valid_and_one_update_less_is_not(replicas):
     found = schedule("pipedream", 2, 7, replicas=replicas)

@@ -68,29 +68,22 @@ def assert_same(found, expected):
         assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # reentrant checkpoints without autograd
 @pytest.mark.parametrize("name", IDIOMS)
-def test_stages_train_as_the_model_with_any_number_of_samples(name):
+def test_stages_train_and_evaluate_as_the_model_with_any_number_of_samples(name):
     model, cuts = idiom(name)
     alone, _ = idiom(name)
     stages = split(model, cuts, torch.zeros(2, *SHAPE))
     assert all(isinstance(stage, RecordedStage) for stage in stages)
     batches = [torch.randn(samples, *SHAPE) for samples in (3, 2, 1, 4)]
     assert_same(train(model, lambda x: run_stages(stages, x), batches), train(alone, alone, batches))
-
-
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # reentrant checkpoints without autograd
-@pytest.mark.parametrize("name", IDIOMS)
-def test_stages_evaluate_as_the_model(name):
-    model, cuts = idiom(name)
-    stages = split(model, cuts, torch.zeros(2, *SHAPE))
     model.eval()
-    x = torch.randn(3, *SHAPE)
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
             torch.manual_seed(0)
-            found = tree_leaves(run_stages(stages, x))
+            found = tree_leaves(run_stages(stages, batches[0]))
             torch.manual_seed(0)
-            assert_same(found, tree_leaves(model(x)))
+            assert_same(found, tree_leaves(model(batches[0])))
 
 
 def dropped(self, x):
