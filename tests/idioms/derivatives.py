@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.idioms.bench import Bench, Found, kept
+from tests.idioms.bench import Bench, Found
 from tests.idioms.table import idiom
 
 
@@ -58,15 +58,6 @@ def a_residual_of_a_differential_equation_is_a_loss(b: Bench) -> Found:
     (second,) = torch.autograd.grad(first[:, :1], points, torch.ones_like(u), create_graph=True)
     (first[:, 1:] + u * first[:, :1] - 0.01 * second[:, :1]).pow(2).mean().backward()
     return b.gradients(net)
-
-
-@idiom
-def hooks_on_weights_scale_gradients(b: Bench) -> Found:
-    seen = {}
-    for name, p in b.model.named_parameters():
-        p.register_hook(lambda g, name=name: seen.__setitem__(name, kept(g)) or g * 0.5)
-    b.loss().backward()
-    return b.gradients() | {f"seen {n}": g for n, g in seen.items()}
 
 
 @idiom

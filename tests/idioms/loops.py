@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
-from typing import Any
-
 import torch
-import torch.nn.functional as F
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, update_bn
 
-import distconv as dc
 from tests.idioms.bench import Bench, Found
 from tests.idioms.table import idiom
 
@@ -26,41 +19,6 @@ def scaled_losses_are_accumulated(b: Bench) -> Found:
     scaler.step(b.optimizer)
     scaler.update()
     return b.state()
-
-
-@idiom
-def layers_compute_in_bfloat16(b: Bench) -> Found:
-    """What is the same whatever the order of sums: the dtypes of all results and gradients."""
-    found: Found = {}
-    torch.manual_seed(5)
-    net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 3), nn.Softmax(1))
-    if b.grid is not None:
-        dc.parallelize(net, b.grid)
-
-    def note(name: str, tensor: torch.Tensor) -> None:
-        found[name] = torch.zeros(tensor.dim(), dtype=tensor.dtype)
-
-    for index, module in enumerate(net):
-        module.register_forward_hook(lambda m, x, y, index=index: note(str(index), y))
-    with torch.autocast("cpu", torch.bfloat16):
-        y = net(b.images().float())
-        loss = F.mse_loss(y, torch.zeros_like(y))
-    note("loss", loss)
-    loss.backward()
-    for name, p in net.named_parameters():
-        note(f"dL/d{name}", p.grad)
-    return found
-
-
-@idiom
-def torch_averages_models(b: Bench) -> Found:
-    mean, both = AveragedModel(b.model), AveragedModel(b.model, use_buffers=True)
-    for seed in range(2):
-        b.step(seed)
-        mean.update_parameters(b.model)
-        both.update_parameters(b.model)
-    update_bn([b.images(5)], mean)
-    return b.state(mean) | {f"both {n}": t for n, t in b.state(both).items()}
 
 
 @idiom
@@ -90,54 +48,6 @@ def low_ranks_adapt_a_frozen_layer(b: Bench) -> Found:
 
 
 @idiom
-def the_best_weights_are_kept_and_loaded(b: Bench) -> Found:
-    best, kept_state, waited = float("inf"), None, 0
-    for seed in range(4):
-        b.step(seed)
-        b.model.eval()
-        with torch.no_grad():
-            loss = b.loss(9).item()
-        b.model.train()
-        if loss < best:
-            best, kept_state, waited = loss, copy.deepcopy(b.model.state_dict()), 0
-        else:
-            waited += 1
-        if waited > 2:
-            break
-    b.model.load_state_dict(kept_state)
-    return b.state() | {"best": best}
-
-
-Rule = Callable[[Any, dict[str, Any]], None]
-
-
-def stepped(b: Bench, optimizer: torch.optim.Optimizer) -> Found:
-    b.optimizer = optimizer
-    for seed in range(2):
-        b.step(seed)
-    return b.state(optimizer=True)
-
-
-class Own(torch.optim.Optimizer):
-    """An optimizer that changes one weight after another by ``rule(weight, its state)``."""
-
-    def __init__(self, weights: Any, rule: Rule) -> None:
-        super().__init__(weights, {})
-        self.rule = rule
-
-    @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self.rule(p, self.state[p])
-
-
-def own(b: Bench, rule: Rule, least_dims: int = 0) -> Found:
-    return stepped(b, Own([p for p in b.model.parameters() if p.dim() >= least_dims], rule))
-
-
-@idiom
 def lbfgs_with_line_search(b: Bench) -> Found:
     optimizer = torch.optim.LBFGS(b.model.parameters(), 0.1, max_iter=3, line_search_fn="strong_wolfe")
 
@@ -149,23 +59,3 @@ def lbfgs_with_line_search(b: Bench) -> Found:
 
     optimizer.step(closure)
     return b.state()
-
-
-@idiom
-def rows_and_columns_have_second_moments(b: Bench) -> Found:
-    """Adafactor by hand."""
-
-    def rule(p: Any, state: dict[str, Any]) -> None:
-        g = p.grad
-        square = g**2 + 1e-30
-        if not state:
-            state["rows"] = torch.zeros(g.shape[:-1], dtype=g.dtype)
-            state["columns"] = torch.zeros(g.shape[:-2] + g.shape[-1:], dtype=g.dtype)
-        state["rows"].mul_(0.9).add_(square.mean(dim=-1), alpha=0.1)
-        state["columns"].mul_(0.9).add_(square.mean(dim=-2), alpha=0.1)
-        rows = (state["rows"] / state["rows"].mean(dim=-1, keepdim=True)).rsqrt_().unsqueeze(-1)
-        update = torch.mul(rows, state["columns"].unsqueeze(-2).rsqrt()) * g
-        update.div_((update.norm(2) / (update.numel() ** 0.5)).clamp_(min=1.0))
-        p.data.add_(-update, alpha=1e-2)
-
-    return own(b, rule, 2)

@@ -13,17 +13,6 @@ from tests.idioms.table import idiom
 
 
 @idiom
-def right_answers_are_counted(b: Bench) -> Found:
-    with torch.no_grad():
-        y, labels = b.model.eval()(b.images()), b.labels()
-        first = (y.argmax(1) == labels).float().mean()
-        _, best = y.topk(3, 1, True, True)
-        right = best.t().eq(labels.view(1, -1).expand_as(best.t()))
-        counts = [right[:k].reshape(-1).float().sum(0, keepdim=True).mul_(100.0 / 5) for k in (1, 3)]
-        return {"first": first, "correct": y.max(1)[1].eq(labels).sum().item(), "top": torch.cat(counts)}
-
-
-@idiom
 def anchors_are_matched_to_boxes(b: Bench) -> Found:
     """Anchors, objectness of those that match, and a loss at the matched ones only, as YOLO's and RetinaNet's."""
     head = b.made(lambda: nn.Conv2d(3, 2 * 6, 3, 2, 1))
@@ -44,22 +33,6 @@ def anchors_are_matched_to_boxes(b: Bench) -> Found:
     )
     loss.backward()
     return b.gradients(head) | {"objects": objects}
-
-
-@idiom
-def the_best_boxes_suppress_their_neighbours(b: Bench) -> Found:
-    boxes = b.images().flatten(2).transpose(1, 2)[0][:12]
-    boxes = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 1:].abs() + 0.5], 1)
-    scores = b.images(1).flatten()[:12]
-    kept, order = [], scores.argsort(descending=True)
-    while order.numel() > 0:
-        first = order[0]
-        kept.append(first.item())
-        low = torch.maximum(boxes[first, :2], boxes[order[1:], :2])
-        high = torch.minimum(boxes[first, 2:], boxes[order[1:], 2:])
-        overlap = (high - low).clamp(min=0).prod(1)
-        order = order[1:][overlap < 0.3]
-    return {"kept": torch.tensor(kept)}
 
 
 def segmented(b: Bench, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], classes: int = 5) -> Found:

@@ -10,78 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.distconv.layouts import normal
 from tests.idioms.bench import Bench, Found
 from tests.idioms.table import idiom
-
-
-@idiom
-def hooks_change_named_arguments(b: Bench) -> Found:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 6, 3, padding=1)
-
-        def forward(self, x: torch.Tensor, *, scale: float = 1.0, skip: Any = None) -> torch.Tensor:
-            y = self.conv(x) * scale
-            return y if skip is None else y + skip
-
-    def before(_: Any, args: Any, named: Any) -> Any:
-        return args, {**named, "scale": 2 * named["scale"], "skip": args[0].mean(1, keepdim=True)}
-
-    net = b.made(Scaled)
-    net.register_forward_pre_hook(before, with_kwargs=True)
-    net.register_forward_hook(lambda m, args, named, y: y * named["scale"], with_kwargs=True)
-    y = net(b.images(), scale=0.5)
-    y.square().mean().backward()
-    return {"y": y} | b.gradients(net)
-
-
-@idiom
-def weights_lie_in_lists_and_dicts(b: Bench) -> Found:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.own = nn.ParameterDict({"w": nn.Parameter(torch.randn(6, 3, 3, 3)), "b": nn.Parameter(torch.randn(6))})
-            self.gates = nn.ParameterList([torch.randn(1, 6, 1, 1) for _ in range(3)])
-            self.layers = nn.ModuleDict({"norm": nn.BatchNorm2d(6), "head": nn.Conv2d(6, 5, 1)})
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = F.conv2d(x, self.own["w"], self.own["b"], padding=1)
-            for gate in self.gates:
-                y = y + gate * torch.tanh(y)
-            return self.layers["head"](self.layers["norm"](y)).mean((2, 3))
-
-    net = b.made(Net)
-    optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
-    for seed in range(2):
-        optimizer.zero_grad()
-        F.cross_entropy(net(b.images(seed)), b.labels()).backward()
-        optimizer.step()
-    return b.state(net)
-
-
-@idiom
-def a_weight_is_made_in_the_first_forward_pass(b: Bench) -> Found:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.places = nn.Conv2d(3, 4, 3, padding=1), None
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = self.conv(x)
-            if self.places is None:
-                self.places = nn.Parameter(normal(1, *y.shape[1:], seed=1))
-            return y * self.places
-
-    net = b.made(Net)
-    net(b.images())
-    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.5)
-    for seed in range(2):
-        optimizer.zero_grad()
-        net(b.images(seed)).square().mean().backward()
-        optimizer.step()
-    return b.state(net)
 
 
 @idiom
@@ -101,17 +31,6 @@ def states_and_steps_have_hooks(b: Bench) -> Found:
     b.step(1)
     b.model.load_state_dict(state)
     return b.state() | {"sums": torch.stack([s.detach() for s in sums])}
-
-
-@idiom
-def modes_surround_a_step(b: Bench) -> Found:
-    class Counting(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return function(*args, **(kwargs or {}))
-
-    with Counting(), torch.device("cpu"), torch.profiler.record_function("a step"):
-        b.step()
-    return b.state()
 
 
 @idiom
@@ -142,24 +61,6 @@ def results_are_noted_in_plain_tensors(b: Bench) -> Found:
     return {"history": history, "queue": queue, "sums": sums, "marks": marks, "table": table}
 
 
-@idiom
-def weights_are_keys(b: Bench) -> Found:
-    sums = {p: torch.zeros_like(p) for p in b.model.parameters()}
-    b.loss().backward()
-    for p in b.model.parameters():
-        sums[p].add_(p.grad)
-    head = set(b.model.head.parameters())
-    body = [p for p in b.model.parameters() if p not in head]
-    torch.optim.SGD([{"params": body}, {"params": [*head], "lr": 1.0}], 0.1).step()
-    names = {id(p): name for name, p in b.model.named_parameters()}
-    return b.state() | {f"sum of {names[id(p)]}": total for p, total in sums.items()}
-
-
-def trained(b: Bench, steps: int = 2) -> None:
-    for seed in range(steps):
-        b.step(seed)
-
-
 def tied() -> nn.Module:
     net = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.Linear(6, 5))
     net[2].weight = net[0].weight
@@ -176,25 +77,6 @@ def two_layers_share_a_weight(b: Bench) -> Found:
         F.cross_entropy(net(x), b.labels()).backward()
         optimizer.step()
     return b.state(net)
-
-
-@idiom
-def masks_of_weights_are_kept_by_hand(b: Bench) -> Found:
-    """Lottery tickets: the smallest share over all layers is held at zero."""
-    trained(b, 1)
-    weights = [p for p in b.model.parameters() if p.dim() > 1]
-    least = torch.cat([p.detach().abs().flatten() for p in weights]).kthvalue(100).values
-    masks = [(p.detach().abs() > least).double() for p in weights]
-    for seed in range(2):
-        b.optimizer.zero_grad()
-        b.loss(seed).backward()
-        for p, m in zip(weights, masks, strict=True):
-            p.grad.mul_(m)
-        b.optimizer.step()
-        with torch.no_grad():
-            for p, m in zip(weights, masks, strict=True):
-                p.mul_(m)
-    return b.state()
 
 
 class Centred(nn.Module):

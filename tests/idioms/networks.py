@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -31,10 +30,6 @@ def judge(channels: int = 3) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(channels, 6, 3, 2, 1, bias=False), nn.BatchNorm2d(6), nn.LeakyReLU(0.2), nn.Conv2d(6, 1, 3, 1, 1)
     )
-
-
-def adam(module: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(module.parameters(), 1e-2, betas=(0.5, 0.999))
 
 
 def states(b: Bench, **modules: Any) -> Found:
@@ -95,21 +90,6 @@ class Layer(nn.Module):
 
 
 @idiom
-def spectral_convolutions_of_operators(b: Bench) -> Found:
-    """Fourier neural operators: low modes times complex weights."""
-
-    def spectral(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        modes = torch.fft.rfft2(x)
-        weights = torch.view_as_complex(m.weight)
-        out = torch.zeros(x.size(0), 8, 7, 5, dtype=torch.cdouble, device=x.device)
-        out[:, :, :2, :3] = torch.einsum("bixy,ioxy->boxy", modes[:, :, :2, :3], weights)
-        out[:, :, -2:, :3] = torch.einsum("bixy,ioxy->boxy", modes[:, :, -2:, :3], weights)
-        return F.gelu(torch.fft.irfft2(out, s=x.shape[-2:]) + m.skip(x))
-
-    return trained(b, lambda: Layer(spectral, weight=0.1 * normal(8, 8, 2, 3, 2), skip=nn.Conv2d(8, 8, 1)))
-
-
-@idiom
 def experts_are_routed_by_their_scores(b: Bench) -> Found:
     def route(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
         tokens = x.permute(0, 2, 3, 1).reshape(-1, 8)
@@ -123,21 +103,6 @@ def experts_are_routed_by_their_scores(b: Bench) -> Found:
     return trained(
         b, lambda: Layer(route, router=nn.Linear(8, 3), experts=nn.ModuleList(nn.Linear(8, 8) for _ in range(3)))
     )
-
-
-@idiom
-def statistics_of_styles_are_swapped(b: Bench) -> Found:
-    """AdaIN, and modulated convolutions with demodulation."""
-
-    def style(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        std, mean = torch.std_mean(x, dim=(2, 3), keepdim=True)
-        y = (x - mean) / (std + 1e-5) * std.roll(1, 0) + mean.roll(1, 0)
-        scales = m.affine(x.mean((2, 3)))
-        weight = m.weight.unsqueeze(0) * scales.view(-1, 1, 8, 1, 1)
-        weight = weight * torch.rsqrt(weight.square().sum((2, 3, 4), keepdim=True) + 1e-8)
-        return F.conv2d(y.view(1, -1, 7, 9), weight.flatten(0, 1), padding=1, groups=5).view(5, 8, 7, 9)
-
-    return trained(b, lambda: Layer(style, affine=nn.Linear(8, 8), weight=normal(8, 8, 3, 3)))
 
 
 @idiom
@@ -176,41 +141,6 @@ def windows_shifted_by_rolls(b: Bench) -> Found:
     return trained(b, lambda: Layer(attend, qkv=nn.Linear(8, 24), table=0.1 * normal(49, 2)))
 
 
-@idiom
-def queries_read_the_features(b: Bench) -> Found:
-    """A decoder with learned queries, as DETR's, and masks by products, as MaskFormer's."""
-
-    def decode(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        queries = m.queries.unsqueeze(0).repeat(x.size(0), 1, 1)
-        read = m.decoder(queries, x.flatten(2).transpose(1, 2))
-        return torch.einsum("bqc,bchw->bqhw", read, x)
-
-    return trained(
-        b,
-        lambda: Layer(
-            decode, queries=normal(4, 8), decoder=nn.TransformerDecoderLayer(8, 2, 12, 0.0, batch_first=True)
-        ),
-    )
-
-
-@idiom
-def a_codebook_replaces_vectors(b: Bench) -> Found:
-    """VQ-VAE: the nearest of the codebook, with the commitment loss and a straight-through gradient."""
-    book = b.made(lambda: nn.Embedding(8, 6))
-    z = b.model.features(b.images())
-    flat = z.permute(0, 2, 3, 1).reshape(-1, 6)
-    apart = flat.pow(2).sum(1, keepdim=True) + book.weight.pow(2).sum(1) - 2 * flat @ book.weight.t()
-    nearest = apart.argmin(1)
-    n, _, h, w = z.shape
-    q = book(nearest).view(n, h, w, 6).permute(0, 3, 1, 2)
-    loss = F.mse_loss(q, z.detach()) + 0.25 * F.mse_loss(z, q.detach())
-    q = z + (q - z).detach()
-    shares = F.one_hot(nearest, 8).double().mean(0)
-    perplexity = torch.exp(-torch.sum(shares * torch.log(shares + 1e-10)))
-    (loss + q.square().mean()).backward()
-    return b.gradients() | b.gradients(book) | {"perplexity": perplexity, "q": q}
-
-
 def features(b: Bench) -> torch.Tensor:
     return b.model.begin(b.images()) + b.model.first.weight.mean()
 
@@ -225,30 +155,6 @@ def a_variational_autoencoder_is_a_normal_distribution(b: Bench) -> Found:
     loss = td.kl_divergence(posterior, prior).sum((1, 2, 3)).mean() - posterior.log_prob(z).mean()
     (loss + z.square().mean()).backward()
     return b.gradients() | {"z": z, "entropy": posterior.entropy().mean()}
-
-
-@idiom
-def keys_wait_in_a_queue(b: Bench) -> Found:
-    """MoCo: a queue in a buffer that each batch overwrites in part."""
-    slow = copy.deepcopy(b.model)
-    queue, place = F.normalize(normal(5, 12, seed=3), dim=0), 0
-    for seed in range(3):
-        q = F.normalize(b.model(b.images(seed)), dim=1)
-        with torch.no_grad():
-            for k, p in zip(slow.parameters(), b.model.parameters(), strict=True):
-                k.data.mul_(0.9).add_(p.data, alpha=0.1)
-            order = torch.randperm(5, generator=torch.Generator().manual_seed(seed))
-            k = F.normalize(slow(b.images(seed)[order]), dim=1)[torch.argsort(order)]
-        positive = torch.einsum("nc,nc->n", q, k).unsqueeze(-1)
-        negative = torch.einsum("nc,ck->nk", q, queue.clone().detach())
-        logits = torch.cat([positive, negative], dim=1) / 0.2
-        b.optimizer.zero_grad()
-        F.cross_entropy(logits, torch.zeros(5, dtype=torch.long)).backward()
-        b.optimizer.step()
-        width = min(5, 12 - place)
-        queue[:, place : place + width] = k.T[:, :width]
-        place = (place + width) % 12
-    return b.state() | {"queue": queue}
 
 
 class Denoiser(nn.Module):
@@ -287,38 +193,3 @@ def noise_of_a_random_time_is_predicted(b: Bench) -> Found:
         (loss * (kept[t] / (1 - kept[t])).clamp(max=5)).mean().backward()
         optimizer.step()
     return b.state(net)
-
-
-@idiom
-def a_latent_is_optimized_by_itself(b: Bench) -> Found:
-    """Inversion, style transfer: an optimizer of an image, the network frozen."""
-    net = b.made(painter).eval().requires_grad_(False)
-    x = b.images().clone().requires_grad_()
-    target = b.images(1).tanh()
-    optimizer = torch.optim.Adam([x], 0.05)
-    for _ in range(3):
-        optimizer.zero_grad()
-        F.mse_loss(net(x), target).backward()
-        optimizer.step()
-    second = torch.optim.LBFGS([x], 0.1, max_iter=3)
-
-    def closure() -> torch.Tensor:
-        second.zero_grad()
-        loss = F.mse_loss(net(x), target)
-        loss.backward()
-        return loss
-
-    second.step(closure)
-    return {"x": x}
-
-
-@idiom
-def text_is_read_from_columns(b: Bench) -> Found:
-    """Convolutions, a recurrence over columns, and CTC."""
-    conv, head = b.made(lambda: nn.Conv2d(3, 6, 3, padding=1)), b.made(lambda: nn.Linear(8, 5))
-    recurrence = b.made(lambda: nn.LSTM(6, 4, bidirectional=True))
-    columns, _ = recurrence(conv(b.images()).mean(2).permute(2, 0, 1))
-    words = torch.tensor([[1, 2], [3, 1], [4, 4], [2, 1], [1, 1]])
-    loss = F.ctc_loss(head(columns).log_softmax(-1), words, torch.full((5,), 9), torch.full((5,), 2))
-    loss.backward()
-    return {"loss": loss} | b.gradients(conv) | {f"recurrence {n}": g for n, g in b.gradients(recurrence).items()}

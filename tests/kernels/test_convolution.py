@@ -131,27 +131,6 @@ def test_the_merged_piece_gives_the_same(case):
     torch.testing.assert_close(y, case.view(case.whole(x, w, b)), rtol=1e-12, atol=1e-12)
 
 
-@MANY
-@given(cases())
-def test_outputs_that_an_input_touches_are_those_whose_windows_span_it(case):
-    g = case.geometry
-    for d, n in enumerate(case.outputs):
-        windows = [range(o * g.stride[d] - g.padding[d], o * g.stride[d] - g.padding[d] + g.reach(d)) for o in range(n)]
-        for start, stop in itertools.pairwise((0, *case.cuts[d + 1], case.sizes[d])):
-            if stop > start:
-                spanning = [o for o, w in enumerate(windows) if w.start < stop and w.stop > start]
-                assert list(range(*g.touched(d, (start, stop), (0, n)))) == spanning
-
-
-@MANY
-@given(cases())
-def test_needed_inputs_are_the_union_of_the_windows(case):
-    g = case.geometry
-    for d, (o0, o1) in enumerate(case.out):
-        needed = [o * g.stride[d] - g.padding[d] + k * g.dilation[d] for o in range(o0, o1) for k in range(g.kernel[d])]
-        assert g.needed(d, (o0, o1)) == ((min(needed), max(needed) + 1) if needed else (0, 0))
-
-
 def test_merging_and_cutting_are_adjoint():
     pieces = [Piece(normal(1, 1, 4, seed=1), ((0, 1), (0, 4))), Piece(normal(1, 2, 3, seed=2), ((0, 2), (4, 7)))]
     whole = assemble_input(pieces, ((0, 2), (-2, 6)))

@@ -92,13 +92,6 @@ def test_states_are_those_of_sequential():
     assert torch.equal(scanned(x), model(x))
 
 
-def test_the_products_of_patterns_are_found_once(monkeypatch):
-    scanned, (x, target) = ScanSequential(*small_network(), method="blelloch"), samples(2)
-    first = gradients(scanned, x, target)
-    monkeypatch.setattr("distconv.kernels.jacobian.csr.match_nonzeros", None)
-    close(gradients(scanned, x, target), first)
-
-
 def test_no_layer_multiplies_matrices_on_the_way_down():
     scanned, (x, target) = ScanSequential(*small_network(), method="blelloch"), samples(2)
     with recorded() as steps:

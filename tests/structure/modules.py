@@ -6,6 +6,7 @@ import ast
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,6 +55,12 @@ def real_files(folder: Path) -> Iterator[Path]:
 SOURCES = sources()
 
 
+@cache
+def parsed(module: str) -> ast.Module:
+    """Return the tree of a module."""
+    return ast.parse(SOURCES[module].read_text())
+
+
 def imports(module: str) -> list[Import]:
     """All imports of one module, with relative ones resolved and ``from package import module`` told from a name."""
     found: list[Import] = []
@@ -77,7 +84,7 @@ def imports(module: str) -> list[Import]:
         for child in ast.iter_child_nodes(node):
             visit(child, at_import)
 
-    visit(ast.parse(SOURCES[module].read_text()), True)
+    visit(parsed(module), True)
     return found
 
 

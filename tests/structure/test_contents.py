@@ -8,7 +8,7 @@ from collections import defaultdict
 
 import pytest
 
-from tests.structure.modules import BELOW, SOURCES
+from tests.structure.modules import BELOW, SOURCES, parsed
 
 
 def entries() -> dict[str, set[str]]:
@@ -27,7 +27,7 @@ ENTRIES = entries()
 
 @pytest.mark.parametrize("package", sorted(ENTRIES))
 def test_a_package_lists_what_it_has_a_line_each(package: str) -> None:
-    text = ast.get_docstring(ast.parse(SOURCES[package].read_text())) or ""
+    text = ast.get_docstring(parsed(package)) or ""
     listed = [line.split()[0] for line in re.findall(r"^ {4}(\w+  +\S.*)$", text, re.MULTILINE)]
     assert sorted(listed) == sorted(ENTRIES[package])
     assert listed == sorted(listed)

@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from tests.structure.modules import ROOT, SOURCES
+from tests.structure.modules import ROOT, SOURCES, parsed
 
 OPENINGS = re.compile(r"(What|Whether|That of|Those|Of|Let)\b")
 """Words that no docstring begins with."""
@@ -24,21 +24,16 @@ BANNED = re.compile(
 DOCUMENTED = re.compile(r"^(Parameters|Attributes)\n-+$", re.MULTILINE)
 RETURNS = re.compile(r"^(Returns|Yields)\n-+$", re.MULTILINE)
 
-PATHS = {str(path.relative_to(ROOT)): path for path in sorted(SOURCES.values())}
+PATHS = {str(path.relative_to(ROOT)): module for module, path in sorted(SOURCES.items(), key=lambda each: each[1])}
+"""Modules by path."""
 
 Definition = ast.FunctionDef | ast.ClassDef | ast.Module
 
 
 @cache
-def parsed(path: str) -> ast.Module:
-    """Return the tree of a file."""
-    return ast.parse(PATHS[path].read_text())
-
-
-@cache
 def nodes(path: str) -> list[ast.AST]:
     """Return all nodes of a file."""
-    return list(ast.walk(parsed(path)))
+    return list(ast.walk(parsed(PATHS[path])))
 
 
 def definitions(path: str) -> Iterator[tuple[Definition, str]]:
@@ -75,7 +70,7 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
 
 def test_public_functions_describe_parameters_and_results() -> None:
     lacking = []
-    for path, node in [(each, node) for each in PATHS for node in public_functions(parsed(each).body)]:
+    for path, node in [(each, node) for each in PATHS for node in public_functions(parsed(PATHS[each]).body)]:
         text, arguments = ast.get_docstring(node) or "", node.args
         names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
         if len([name for name in names if name not in ("self", "cls")]) >= 2 and not DOCUMENTED.search(text):

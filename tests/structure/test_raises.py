@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.structure.modules import SOURCES
+from tests.structure.modules import SOURCES, parsed
 
 CONSTRUCTORS = ("__init__", "__post_init__", "__new__")
 """What they raise stands in the docstring of their class, or in their own."""
@@ -74,46 +74,19 @@ def test_public_functions_that_raise_say_so() -> None:
     wrong = [
         f"{SOURCES[module]}, line {each.line}: {each.name} raises {', '.join(each.unsaid)} without saying so"
         for module in PUBLIC
-        for each in raisers(ast.parse(SOURCES[module].read_text()))
+        for each in raisers(parsed(module))
         if each.unsaid
     ]
     assert not wrong, "\n".join(wrong)
 
 
 def test_what_is_not_said_is_found() -> None:
-    source = '''
-class Grid:
-    """A grid.
-
-    Raises
-    ------
-    GridError
-        If it is none.
-    """
-    def __init__(self):
-        raise GridError("x")
-    def said(self):
-        """Nothing.
-
-        Raises
-        ------
-        errors.GridError
-            Never.
-        ValueError
-            Always.
-        """
-        raise ValueError("x")
-    def unsaid(self):
-        """A ValueError."""
-        if self:
-            raise errors.ValueError("x")
-        def inner():
-            raise KeyError("x")
-    def _private(self):
-        raise ValueError("x")
-'''
-    assert {each.name: each.unsaid for each in raisers(ast.parse(source))} == {
-        "__init__": [],
-        "said": [],
-        "unsaid": ["ValueError"],
-    }
+    said = '"""Nothing.\n\nRaises\n------\nerrors.GridError\n    Never.\nValueError\n    Always.\n"""'
+    source = f"""
+def said(): {said}; raise ValueError("x")
+def unsaid():
+    if True: raise errors.ValueError("x")
+    def inner(): raise KeyError("x")
+def _private(): raise ValueError("x")
+"""
+    assert {each.name: each.unsaid for each in raisers(ast.parse(source))} == {"said": [], "unsaid": ["ValueError"]}

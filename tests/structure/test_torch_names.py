@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.structure.modules import ROOT, SOURCES
+from tests.structure.modules import ROOT, SOURCES, parsed
 
 NAMES = """
 torch.Tensor._make_wrapper_subclass torch._C torch._C.DisableTorchFunctionSubclass torch._C.DispatchKey
@@ -98,7 +98,7 @@ def resolve(name: str) -> Any:
 
 
 def test_the_table_has_all_private_names_of_torch() -> None:
-    found = set().union(*(used_names(ast.parse(path.read_text())) for path in SOURCES.values()))
+    found = set().union(*map(used_names, map(parsed, SOURCES)))
     assert found == set(NAMES)
 
 

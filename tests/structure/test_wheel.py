@@ -57,6 +57,7 @@ def test_a_wheel_holds_the_package_under_one_name(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names} == {"distconv", "distconv-0.1.0.dist-info"}
     assert len(names) == len(set(names))
+    assert not (wheel.parent / "source" / "build").exists()
     absent = set(sources(wheel.parent / "source")) - modules_of(wheel)
     assert {".".join(name.split(".")[:3]) for name in absent} == {
         "distconv.jobs.bench",
@@ -97,25 +98,6 @@ def test_all_that_is_left_out_is_there_to_be_left_out() -> None:
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the checkout, with its links."""
-    ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "runs")
-    return shutil.copytree(ROOT, tmp_path_factory.mktemp("checkout") / "copy", symlinks=True, ignore=ignored)
-
-
-@pytest.fixture(scope="module")
-def editable(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment's folder with a checkout installed as test.sh does."""
-    place = tmp_path_factory.mktemp("editable")
-    code = (
-        f"from setuptools import build_meta\nbuild_meta.build_editable({str(place)!r}, {{'editable_mode': 'compat'}})"
-    )
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=checkout, check=True, capture_output=True)
-    zipfile.ZipFile(next(place.glob("*.whl"))).extractall(place / "site")
-    return place / "site"
-
-
-@pytest.fixture(scope="module")
 def installed(wheel: Path) -> Path:
     """An environment's folder with the wheel installed."""
     zipfile.ZipFile(wheel).extractall(wheel.parent / "site")
@@ -124,38 +106,28 @@ def installed(wheel: Path) -> Path:
 
 @pytest.mark.long
 @pytest.mark.time_limit(180)
-@pytest.mark.parametrize(
-    ("way", "command"), [("installed", ["train.py"]), ("editable", ["-c", "import train"])], ids=["script", "code"]
-)
-def test_a_script_beside_a_clone_finds_the_package(
-    way: str, command: list[str], tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_script_beside_a_clone_finds_the_package(installed: Path, tmp_path: Path) -> None:
     """A folder called distconv is a package to Python unless it finds a proper one on its path."""
-    site = request.getfixturevalue(way)
     (tmp_path / "distconv").symlink_to(ROOT)
     (tmp_path / "train.py").write_text(
         "import distconv as dc, distconv.layers, distconv.jobs\nprint(dc.ProcessGrid, distconv.layers.__file__)\n"
     )
     # As an environment does it: .pth files count, and the script's folder comes first. This one's package is left out.
     others = "sys.path[:] = [path for path in sys.path if not os.path.exists(os.path.join(path, 'distconv'))]"
-    start = f"import os, site, sys\n{others}\nsite.addsitedir({str(site)!r})"
+    start = f"import os, site, sys\n{others}\nsite.addsitedir({str(installed)!r})"
     (tmp_path / "start").mkdir()
     (tmp_path / "start" / "sitecustomize.py").write_text(start)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "start")}
-    ended = subprocess.run([sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
-    folder = {"installed": site / "distconv", "editable": request.getfixturevalue("checkout") / "distconv"}[way]
-    assert ended.stdout == f"<class 'distconv.grid.ProcessGrid'> {folder / 'layers' / '__init__.py'}\n"
-
-
-def test_an_installation_leaves_no_build_folder(wheel: Path, editable: Path, checkout: Path) -> None:
-    assert not (checkout / "build").exists()
-    assert not (wheel.parent / "source" / "build").exists()
-    assert [path.name for path in editable.glob("*.pth")] == ["__editable__.distconv-0.1.0.pth"]
+    layers = installed / "distconv" / "layers" / "__init__.py"
+    assert ended.stdout == f"<class 'distconv.grid.ProcessGrid'> {layers}\n"
 
 
 @pytest.mark.time_limit(180)
-def test_an_sdist_holds_documents_constraints_scripts_and_tests(checkout: Path, tmp_path: Path) -> None:
+def test_an_sdist_holds_documents_constraints_scripts_and_tests(tmp_path: Path) -> None:
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "runs")
+    checkout = shutil.copytree(ROOT, tmp_path / "checkout", symlinks=True, ignore=ignored)
     code = f"from setuptools import build_meta\nbuild_meta.build_sdist({str(tmp_path)!r})"
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=checkout, check=True, capture_output=True)
     with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:

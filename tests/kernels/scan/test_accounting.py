@@ -25,14 +25,6 @@ def test_a_stacks_products_are_counted_together():
     ]
 
 
-def test_a_list_costs_as_much_as_the_stack_of_it():
-    def total(steps):
-        return sum(step.flops * step.count for step in steps), {step.kind: 0 for step in steps}
-
-    for method, depth in (("linear", None), ("blelloch", None), ("truncated", 1)):
-        assert total(recorded_steps(stack(9), method, depth)) == total(recorded_steps(list(stack(9)), method, depth))
-
-
 def test_sparse_products_cost_what_meets_and_identities_nothing():
     eye = normal(4, 4).new_ones(4).diag()
     double = csr(eye + eye.roll(1, 0))

@@ -30,12 +30,6 @@ def test_calls_of_a_stack_are_one_for_each_product_or_for_each_level():
     assert times["blelloch"] == pytest.approx((1 + 3) + 1 + (3 + 3) + 1)
 
 
-def test_a_list_takes_a_call_for_each_product():
-    times = predict(listed([Size(4, 4, 1.0, 2)] * 7), CALLS).times_s
-    assert times["linear"] == pytest.approx(7)
-    assert times["blelloch"] == pytest.approx((1 + 2) + 1 + (1 + 3) + 1)
-
-
 def test_arithmetic_is_that_of_matrices_by_vectors_and_by_matrices():
     times = predict(stacked([7]), ARITHMETIC).times_s
     mv, mm = 2 * 2 * 4**2, 2 * 2 * 4**3
@@ -66,17 +60,6 @@ def test_ranks_share_the_arithmetic_of_a_scan_but_not_of_one_after_another():
     alone, shared = (predict(stacked(counts), ARITHMETIC).times_s for counts in ([64], [8] * 8))
     assert shared["linear"] == pytest.approx(alone["linear"])
     assert shared["blelloch"] < alone["blelloch"] / 2
-
-
-def test_break_even_lies_at_about_as_many_ranks_as_a_gradient_has_values():
-    """With arithmetic alone: each rank multiplies n / p matrices at N times the price of a vector."""
-
-    def wins(ranks, width):
-        return predict(stacked([1024 // ranks] * ranks, width), ARITHMETIC).method != "linear"
-
-    for width in (8, 16, 32):
-        first = next(ranks for ranks in (2**k for k in range(1, 11)) if wins(ranks, width))
-        assert width / 2 <= first <= 2 * width
 
 
 def test_the_truncated_scan_is_the_best_of_its_depths():

@@ -11,10 +11,8 @@ import torch.nn.functional as F
 import distconv as dc
 from distconv.layers.common.alignment import (
     broadcast_block,
-    broadcast_shape,
     common_distribution,
     redistribute_with_grad_reduce,
-    result_shape,
 )
 from tests.distconv.layouts import counting, grid_over, grids, normal, raises_everywhere, twenty_layouts
 from tests.layers.compare import same_as_one_process
@@ -39,29 +37,6 @@ def test_shapes_that_do_not_broadcast_raise_torchs_error(comm):
     with pytest.raises(RuntimeError, match=match):
         normal(*SHAPE) + normal(5)
     raises_everywhere(comm, dc.ShapeError, match, lambda: x + normal(5))
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        (F.conv2d, (2, 3, 8, 8), (4, 2, 3, 3), (4, 3, 3, 3)),
-        (F.linear, (2, 3), (4, 2), (4, 3)),
-        (torch.matmul, (2, 3), (4, 2), (3, 5)),
-    ],
-    ids=lambda call: call[0].__name__,
-)
-def test_shapes_are_asked_of_torch_and_refused_in_its_words(call):
-    function, x, wrong, right = call[0], *(normal(*shape) for shape in call[1:])
-    with pytest.raises(RuntimeError) as caught:
-        function(x, wrong)
-    with pytest.raises(dc.ShapeError, match=re.escape(str(caught.value))):
-        result_shape(function, x, wrong)
-    assert result_shape(function, x, right) == function(x, right).shape
-
-
-@pytest.mark.parametrize("shapes", [[(3, 1), (4,)], [(2, 1, 5), (3, 1)], [(), (2, 3)], [(0, 1), (1, 4)]], ids=str)
-def test_broadcast_shapes_are_torchs(shapes):
-    assert broadcast_shape(tuple(map(torch.Size, shapes))) == torch.broadcast_shapes(*shapes)
 
 
 def test_a_dtype_without_a_kernel_raises_on_all_ranks(comm):

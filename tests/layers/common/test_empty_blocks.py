@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import distconv as dc
-from distconv.layers.common.empty_blocks import connected_zeros, pad_to_minimum_shape, run_like_other_ranks
+from distconv.layers.common.empty_blocks import run_like_other_ranks
 from tests.distconv.layouts import grid_over, normal, raises_everywhere
 
 EMPTY_SOMEWHERE = pytest.mark.ranks(2, 3, 4)
@@ -20,20 +20,6 @@ def with_empty_blocks(comm, dtype, channels=1):
     """x (1, C, H, 6) of few rows, over samples, over channels, and over rows."""
     x = normal(1, channels, comm.size - 1, 6).to(dtype)
     return [dc.scatter(x, grid_over(comm, **{axis: comm.size})) for axis in "nch"]
-
-
-def test_a_block_is_filled_up_where_it_has_less():
-    block = torch.ones(2, 0, 3)
-    assert pad_to_minimum_shape(block, (1, 2, 4)).shape == (2, 2, 4)
-    assert pad_to_minimum_shape(block, (2, 0, 3)) is block
-    filled = pad_to_minimum_shape(torch.ones(1, 2), (2, 3))
-    assert filled.tolist() == [[1, 1, 0], [0, 0, 0]]
-
-
-def test_nothing_is_kept_of_what_is_computed_on_zeros():
-    y = torch.full((2, 3), torch.nan)
-    assert connected_zeros(y, (0, 5)).shape == (0, 5)
-    assert torch.equal(connected_zeros(y, (2, 1)), torch.zeros(2, 1))
 
 
 def test_the_graph_is_that_of_a_block_with_elements():

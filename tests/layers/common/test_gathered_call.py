@@ -15,12 +15,15 @@ import distconv as dc
 from distconv.communication.transport import count_traffic
 from distconv.layers.common import gathered_call
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
-from tests.layers.compare import check_module_same_as_one_process, close, same_as_one_process, whole
+from tests.layers.compare import close, same_as_one_process, whole
 from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 
 SHAPE = (3, 4, 7, 5)
 
-pytestmark = pytest.mark.usefixtures("fallback")
+pytestmark = [
+    pytest.mark.usefixtures("fallback"),
+    pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning"),
+]
 
 
 class Rounded(torch.autograd.Function):
@@ -78,7 +81,6 @@ IDIOMS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 @pytest.mark.parametrize("name", IDIOMS)
 @UP_TO_FOUR_RANKS
 def test_what_has_no_rule_equals_one_process(comm, name):
@@ -86,15 +88,6 @@ def test_what_has_no_rule_equals_one_process(comm, name):
         same_as_one_process(dist, IDIOMS[name], normal(*SHAPE))
 
 
-@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
-@pytest.mark.ranks(2, 4)
-def test_a_result_of_the_same_shape_is_split_again_and_others_are_replicated(comm):
-    x = dc.scatter(normal(4, 4, 4), grid_over(comm, w=comm.size))
-    assert torch.renorm(x, 2, 0, 1.0).dist == x.dist
-    assert not x.nonzero().dist.split_axes
-
-
-@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 @pytest.mark.ranks(2, 3)
 def test_a_result_is_split_again_where_a_dimension_of_an_argument_is_found_again(comm):
     """Samples, whatever becomes of the other dimensions; the gradient goes back to the blocks."""
@@ -105,7 +98,6 @@ def test_a_result_is_split_again_where_a_dimension_of_an_argument_is_found_again
     assert found.dist.axes == ("n", None, None)
 
 
-@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 def test_random_functions_draw_as_one_process_does(comm):
     def drawn(x):
         torch.manual_seed(3)
@@ -115,7 +107,6 @@ def test_random_functions_draw_as_one_process_does(comm):
         same_as_one_process(dist, drawn, normal(*SHAPE))
 
 
-@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 @UP_TO_FOUR_RANKS
 def test_a_plain_parameter_has_the_full_gradient_once(comm):
     torch.manual_seed(2)
@@ -123,35 +114,6 @@ def test_a_plain_parameter_has_the_full_gradient_once(comm):
         same_as_one_process(grid, F.bilinear, normal(6, 4, 5), normal(6, 4, 3), plain=[normal(2, 5, 3, seed=4)])
 
 
-@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
-@pytest.mark.parametrize("parallel", [False, True])
-@UP_TO_FOUR_RANKS
-def test_a_network_with_an_autograd_function_trains_as_in_one_process(comm, parallel):
-    class Estimator(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.scale = nn.Conv2d(4, 6, 3, padding=1), nn.Parameter(torch.tensor(2.0))
-            self.norm = nn.BatchNorm2d(6)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.norm(Rounded.apply(self.conv(x).tanh() * 5, self.scale)).sum((2, 3))
-
-    for grid in grids(comm, "nh"):
-        torch.manual_seed(1)
-        model = Estimator().double()
-        parallel_model = dc.parallelize(Estimator().double(), grid) if parallel else None
-        if parallel_model is None:
-            check_module_same_as_one_process(grid, model, normal(*SHAPE))
-            continue
-        parallel_model.load_state_dict(model.state_dict())
-        same_as_one_process(
-            grid, lambda x, m=model, t=parallel_model: (t if isinstance(x, dc.DistTensor) else m)(x), normal(*SHAPE)
-        )
-        for (name, p), q in zip(parallel_model.named_parameters(), model.parameters(), strict=True):
-            close(p.grad, q.grad, name)
-
-
-@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 @UP_TO_FOUR_RANKS
 def test_plain_tensors_that_meet_sharded_weights_count_as_replicated(comm):
     class Embedded(nn.Module):
@@ -178,7 +140,6 @@ def test_plain_tensors_that_meet_sharded_weights_count_as_replicated(comm):
 # -- plain tensors that are written ---------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 @UP_TO_FOUR_RANKS
 def test_a_plain_buffer_takes_distributed_values(comm):
     def statistics(x):
@@ -194,7 +155,6 @@ def test_a_plain_buffer_takes_distributed_values(comm):
         same_as_one_process(dist, statistics, normal(*SHAPE))
 
 
-@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 @UP_TO_FOUR_RANKS
 def test_a_plain_result_takes_gradients(comm):
     def assembled(x):
@@ -207,7 +167,6 @@ def test_a_plain_result_takes_gradients(comm):
         same_as_one_process(dist, assembled, normal(*SHAPE))
 
 
-@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 @UP_TO_FOUR_RANKS
 def test_an_output_given_by_the_caller_is_written(comm):
     x, plain = normal(3, 4, 4), torch.zeros(3, 4, 4, dtype=torch.float64)
@@ -223,7 +182,6 @@ def test_an_output_given_by_the_caller_is_written(comm):
         close(whole(places), x.sort(1)[1], "places")
 
 
-@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 @pytest.mark.ranks(at_least=2)
 def test_an_output_of_another_shape_raises(comm):
     x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))
@@ -232,7 +190,6 @@ def test_an_output_of_another_shape_raises(comm):
         raises_everywhere(comm, dc.UnsupportedOperation, "cannot become one of", lambda: torch.linalg.inv(x, out=out))
 
 
-@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 @pytest.mark.ranks(at_least=2)
 def test_a_view_that_had_to_be_gathered_and_its_source_follow_each_other(comm):
     def changed(x):
@@ -246,7 +203,6 @@ def test_a_view_that_had_to_be_gathered_and_its_source_follow_each_other(comm):
         same_as_one_process(grid, changed, normal(3, 4, 4))
 
 
-@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 @pytest.mark.ranks(at_least=2)
 def test_a_view_of_other_elements_that_had_to_be_gathered_is_not_changed_in_place(comm):
     x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))
@@ -276,7 +232,9 @@ def test_a_call_site_warns_once_and_names_the_layer_the_function_and_the_bytes(c
 
 def test_nothing_is_warned_where_nothing_is_gathered(comm):
     x = dc.scatter(normal(3, 4, 4), grid_over(comm, r=comm.size))
-    close(whole(torch.renorm(x, 2, 0, 1.0)), normal(3, 4, 4).renorm(2, 0, 1.0), "y")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        close(whole(torch.renorm(x, 2, 0, 1.0)), normal(3, 4, 4).renorm(2, 0, 1.0), "y")
 
 
 @pytest.mark.ranks(at_least=2)
@@ -296,7 +254,6 @@ def test_as_errors_all_such_calls_raise(comm, monkeypatch):
 
 
 @pytest.mark.ranks(at_least=2)
-@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 def test_an_autograd_function_that_reaches_a_distributed_tensor_in_another_way_raises(comm):
     x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))
     y = x * 2
@@ -309,14 +266,12 @@ def test_an_autograd_function_that_reaches_a_distributed_tensor_in_another_way_r
     raises_everywhere(comm, dc.UnsupportedOperation, "reached by closure or as an attribute", lambda: Hidden.apply(x))
 
 
-@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 def test_arguments_that_torch_rejects_raise_its_error(comm):
     x = dc.scatter(normal(3, 4, 5), grid_over(comm, w=comm.size))
     with pytest.raises(RuntimeError, match="renorm: expected maxnorm to be >= 0"):
         torch.renorm(x, 2, 0, -1.0)
 
 
-@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 def test_a_way_to_call_that_a_rule_does_not_know_is_torchs(comm):
     x, y = normal(4, 6), normal(6, 5)
     for grid in grids(comm, "nc"):
@@ -347,7 +302,6 @@ def noisy(x, *generators):
     return x + sum(torch.rand(x.shape, generator=each, dtype=x.dtype) for each in generators)
 
 
-@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("seeds", [(), (1,), (1, 2), (None,)])
 def test_each_generator_that_a_function_draws_from_is_compared(comm, seeds):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
-import torch.nn.functional as F
 
 import distconv as dc
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
@@ -19,29 +16,6 @@ SHAPE = (3, 4, 7, 5)
 def test_a_copy_that_cannot_be_put_back_is_not_changed_in_place(comm):
     x = dc.scatter(normal(1, 2, 8, 4), grid_over(comm, h=comm.size))
     raises_everywhere(comm, dc.UnsupportedOperation, "is a copy.*Clone", lambda: x.unfold(2, 3, 1).zero_())
-
-
-@pytest.mark.parametrize("change", [partial(F.relu, inplace=True), lambda x: x.mul_(2), torch.sigmoid_])
-def test_a_change_of_a_view_reaches_its_source(comm, change):
-    def run(x):
-        y = x * 1
-        change(y[:, :, 2:5])
-        return y * 1
-
-    for grid in grids(comm, "chw"):
-        same_as_one_process(grid, run, normal(*SHAPE))
-
-
-@pytest.mark.parametrize("change", [partial(F.relu, inplace=True), torch.relu_, partial(F.dropout, inplace=True)])
-def test_a_change_of_a_reshaped_tensor_reaches_its_source(comm, change):
-    def run(x):
-        torch.manual_seed(0)
-        y = x * 1
-        change(y.reshape(3, -1))
-        return y * x
-
-    for grid in grids(comm, "chw"):
-        same_as_one_process(grid, run, normal(*SHAPE))
 
 
 VIEWS = {
@@ -60,31 +34,12 @@ VIEWS = {
     "what is no view": lambda y: y.transpose(1, 2).reshape(3, -1),
 }
 
-CHANGES = [
-    partial(F.relu, inplace=True),
-    lambda y: y.__setitem__((slice(None), slice(None), slice(2, 4)), 0.5),
-    lambda y: y.flatten(2).neg_(),
-    lambda y: y.data.mul_(2),
-]
 
 MULTI_VIEW_FUNCTIONS = {
     "unbind": lambda y: y.unbind(2)[1],
     "chunk": lambda y: y.chunk(2, 2)[1],
     "split": lambda y: y.flatten(1).split(9, 1)[2],
 }
-
-
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.ranks(2, 3, 4)
-def test_a_view_follows_changes_of_its_source(comm, view):
-    def run(change, x):
-        y = x * 2
-        seen = VIEWS[view](y)
-        change(y)
-        return (seen * seen).sum() + (y * x).sum()
-
-    for axis, change in zip("hcwn", CHANGES, strict=True):
-        same_as_one_process(grid_over(comm, **{axis: comm.size}), partial(run, change), normal(*SHAPE))
 
 
 @pytest.mark.parametrize("view", sorted(VIEWS.keys() - {"unfold", "expand", "data", "detach"}))

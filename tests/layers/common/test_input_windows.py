@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import distconv as dc
 from distconv.kernels.convolution import Geometry
-from distconv.layers.common.input_windows import empty_output, gather_needed_input, spatial_box, to_tuple, window_needs
+from distconv.layers.common.input_windows import gather_needed_input, spatial_box, window_needs
 from tests.distconv.layouts import counting, grids, normal
 
 GEOMETRIES = [
@@ -81,15 +81,3 @@ def test_windows_that_do_not_cross_blocks_need_nothing_from_others(comm, extent,
         dist = dc.Distribution(grid, ("n", "c", "h", "w"))
         found = window_needs(dist, (1, 1, size, 4), (1, 1, size // 2, 2), pool).needed
         assert bool(found) == (needs and comm.size > 1)
-
-
-def test_a_rank_without_outputs_is_part_of_the_graph():
-    block = normal(2, 3).requires_grad_()
-    y = empty_output(block, (4, 0, 5))
-    assert y.shape == (4, 0, 5)
-    y.sum().backward()
-    assert torch.equal(block.grad, torch.zeros(2, 3).double())
-
-
-def test_one_number_stands_for_all_dimensions():
-    assert [to_tuple(value, 3) for value in (2, [2], (1, 2, 3))] == [(2, 2, 2), (2, 2, 2), (1, 2, 3)]

@@ -7,8 +7,8 @@ import torch
 
 import distconv as dc
 from distconv.layers.common.resampling import Resampling, Resamplings, copy_if_shared, resample
-from tests.distconv.layouts import grid_over, grids, normal
-from tests.layers.compare import close, same_as_one_process
+from tests.distconv.layouts import grid_over, normal
+from tests.layers.compare import close
 
 PICKED = Resampling(*[(8, 8, 0, 3, 5, 1, 2)] * 2, ())
 BLENDED = Resampling((0, 4, 2, 2, 7), (1, 4, 2, 6, 8), (0.25, 0.5, 0.0, 1.0, 0.125))
@@ -34,30 +34,6 @@ def test_a_part_of_the_outputs_comes_from_the_part_of_the_inputs_that_it_needs(s
 
 def test_no_outputs_need_no_inputs():
     assert PICKED.needed((3, 3)) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    "samplings", [(PICKED, BLENDED), (BLENDED, None), (None, PICKED)], ids=["both", "rows", "columns"]
-)
-def test_it_equals_one_process(comm, samplings):
-    sizes = [9 if sampling is None else len(sampling.low) for sampling in samplings]
-
-    def sampled(x):
-        if isinstance(x, dc.DistTensor):
-            return resample(x, torch.Size([2, 3, *sizes]), Resamplings(samplings))
-        for dim, sampling in enumerate(samplings, 2):
-            x = x if sampling is None else by_index(sampling, x, dim)
-        return x
-
-    for grid in grids(comm, "nchw"):
-        same_as_one_process(grid, sampled, normal(2, 3, 9, 9))
-
-
-def test_half_precision_is_blended_in_float32_and_rounded_once(comm):
-    x = normal(1, 1, 9, 8).bfloat16()
-    for grid in grids(comm, "hw"):
-        y = resample(dc.scatter(x, grid), torch.Size([1, 1, 5, 8]), Resamplings((BLENDED, None)))
-        assert torch.equal(dc.gather(y), by_index(BLENDED, x.float(), 2).bfloat16())
 
 
 def test_the_result_has_memory_of_its_own(comm):

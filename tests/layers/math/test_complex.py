@@ -83,15 +83,3 @@ def test_complex_parameters_learn_as_in_one_process(comm):
 
     for axis in "nchw":
         close(trained(grid_over(comm, **{axis: comm.size})), trained(None), axis)
-
-
-def test_a_copy_of_a_part_of_a_view_follows_the_source(comm):
-    def run(x):
-        y = x * 1
-        part = torch.view_as_complex(y)[1]  # a copy on other ranks
-        y.mul_(3)
-        return torch.view_as_real(part).clone()
-
-    with torch.no_grad():
-        expected = run(normal(4, 3, 2))
-        assert torch.equal(dc.gather(run(dc.scatter(normal(4, 3, 2), grid_over(comm, n=comm.size), "nc-"))), expected)

@@ -90,18 +90,6 @@ def test_matrices_that_do_not_fit_raise_torchs_error(comm):
     raises_everywhere(comm, dc.ShapeError, "same dtype", lambda: x @ normal(6, 4).float())
 
 
-@pytest.mark.cpu
-def test_every_rank_computes_in_autocasts_dtype(comm):
-    x = normal(*SHAPE).float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        for dist in uneven_layouts(comm, SHAPE):
-            y = dc.scatter(x, dist)
-            for name in ("matrices", "baddbmm", "einsum over space"):
-                found, expected = dc.gather(ONE[name](y)), ONE[name](x)
-                assert found.dtype == expected.dtype == torch.bfloat16
-                assert torch.allclose(found, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
-
-
 def test_with_beta_zero_nothing_is_left_of_what_is_added_to(comm):
     unknown = torch.full((6, 5), torch.nan, dtype=torch.float64)
     for grid in grids(comm, "nc"):

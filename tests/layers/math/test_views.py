@@ -29,12 +29,12 @@ VIEWS: dict[str, View] = {
 
 
 @pytest.mark.parametrize("name", VIEWS)
-@pytest.mark.ranks(1, 3, 4)
+@pytest.mark.ranks(1, 3)
 def test_a_change_of_a_view_reaches_its_source(comm: Any, name: str) -> None:
     check_change_reaches_source(comm, VIEWS[name])
 
 
 @pytest.mark.parametrize("name", VIEWS)
-@pytest.mark.ranks(1, 3, 4)
+@pytest.mark.ranks(1, 3)
 def test_a_view_shows_changes_of_its_source(comm: Any, name: str) -> None:
     check_view_follows_source(comm, VIEWS[name])

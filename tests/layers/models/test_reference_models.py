@@ -19,9 +19,9 @@ STEPS, BATCH = 3, 3
 
 @dataclass(frozen=True)
 class Case:
-    """A model, complete in depth but narrow, on samples whose extents divide by nothing.
+    """A model of full depth with few channels, on samples whose sizes do not divide evenly.
 
-    Where batch norm ends up with a few cells, a small learning rate keeps round-off from growing in plain torch too.
+    A small learning rate keeps round-off from growing where batch norm has a few values per channel.
     """
 
     model: str
@@ -45,37 +45,25 @@ class Case:
 CASES = [
     Case("lenet5", (29, 33), 3),
     Case("alexnet", (35, 33), 4),
-    Case("vgg11", (33, 37), 2),
     Case("vgg11_bn", (33, 37), 2),
-    Case("vgg16", (37, 33), 2),
-    Case("vgg16_bn", (65, 33), 2, lr=1e-3),
     Case("resnet20", (17, 15), 2),
-    Case("resnet56", (13, 17), 2),
     Case("resnet50", (67, 53), 2, lr=1e-4),
     Case("cosmoflow", (17, 9, 19), 2),
     Case("mesh1k", (67, 43), 3, classes=1, lr=1e-3),
-    Case("mesh2k", (65, 70), 3, classes=2, lr=1e-3),
     Case("unet", (21, 18), 2, classes=1),
     Case("unet3d", (9, 11, 17), 2, classes=3),
 ]
 
-DEEP = Case("resnet110", (13, 11), 2)
 
-PUBLISHED = [
-    Case("vgg16_bn", (33, 37), 64, lr=1e-3),
-    Case("resnet56", (32, 32), 16, lr=1e-3),
-]
-"""At full width."""
-
-FLAT = {3: ["h=3", "n=3"], 4: ["h=2,w=2", "n=2,h=2", "c=2,w=2"], 6: ["n=2,h=3", "c=3,h=2"]}
-DEEP_GRIDS = {3: ["h=3"], 4: ["d=4", "d=2,h=2", "n=2,w=2", "c=2,d=2"], 6: ["n=3,d=2", "c=2,w=3"]}
+FLAT = {3: ["h=3"], 4: ["h=2,w=2", "n=2,c=2"]}
+DEEP = {3: ["h=3"], 4: ["d=2,w=2", "n=2,c=2"]}
 """For images, and for volumes."""
 
 
 def check(comm: Any, case: Case) -> None:
     """Compare every loss, weight and buffer."""
     expected = run_on_rank_0(comm, lambda: exactness.train_at_random(case.settings(), case.samples(), None))
-    for text in (DEEP_GRIDS if len(case.size) == 3 else FLAT)[comm.size]:
+    for text in (DEEP if len(case.size) == 3 else FLAT)[comm.size]:
         grid = dc.ProcessGrid(comm, **dc.parse_grid(text))
         found = exactness.train_at_random(case.settings(), case.samples(), grid)
         assert exactness.difference(found, expected).loss <= LOSS_LIMIT, (text, found.losses, expected.losses)
@@ -84,35 +72,8 @@ def check(comm: Any, case: Case) -> None:
             assert exactness.relative(found.weights[name], tensor) <= limit, (text, name)
 
 
-def test_every_reference_model_is_among_the_cases() -> None:
-    assert {case.model for case in [*CASES, DEEP]} == set(MODELS)
-
-
-RELATED_MODELS = ("vgg11", "vgg16", "vgg16_bn", "resnet56", "cosmoflow", "mesh2k")
-"""Deeper or plainer ones of others in the list; the last is run on other numbers of ranks in any case."""
-
-
 @pytest.mark.long
-@pytest.mark.ranks(4)
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=[pytest.mark.slow] * (c.model in RELATED_MODELS), id=c.model) for c in CASES]
-)
-def test_training_a_reference_model_over_four_ranks_equals_one_process(comm: Any, case: Case) -> None:
-    check(comm, case)
-
-
-@pytest.mark.long
-@pytest.mark.ranks(3, 6)
-@pytest.mark.parametrize(
-    "case", [c for c in CASES if c.model in ("mesh1k", "cosmoflow", "resnet20", "unet")], ids=lambda case: case.model
-)
-def test_training_a_reference_model_over_other_numbers_of_ranks_equals_one_process(comm: Any, case: Case) -> None:
-    check(comm, case)
-
-
-@pytest.mark.slow
-@pytest.mark.ranks(4)
-@pytest.mark.time_limit(600)
-@pytest.mark.parametrize("case", [DEEP, *PUBLISHED], ids=lambda case: f"{case.model}-{case.width}")
-def test_training_a_heavy_reference_model_equals_one_process(comm: Any, case: Case) -> None:
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.model)
+def test_training_a_reference_model_equals_one_process(comm: Any, case: Case) -> None:
     check(comm, case)

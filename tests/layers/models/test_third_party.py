@@ -12,8 +12,7 @@ from torch import nn
 import distconv as dc
 from tests.distconv.layouts import normal
 from tests.layers.compare import whole
-from tests.layers.models.third_party_modern import MODERN
-from tests.layers.models.third_party_networks import LARGE, NETWORKS, Network, built, tensors
+from tests.layers.models.third_party_networks import NETWORKS, Network, built, tensors
 
 GRIDS = {2: ["c=2", "w=2"], 3: ["h=3"], 4: ["h=2,w=2", "n=2,c=2", "n=2,w=2", "c=2,h=2"]}
 
@@ -71,28 +70,3 @@ def compare(comm: Any, network: Network) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_of_another_package_takes_the_step_of_one_process(comm: Any, name: str) -> None:
     compare(comm, NETWORKS[name])
-
-
-@pytest.mark.long
-@pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize("name", ["MobileNet v3", "MONAI U-Net"])
-def test_a_network_of_another_package_takes_that_step_on_other_numbers_of_ranks(comm: Any, name: str) -> None:
-    compare(comm, NETWORKS[name])
-
-
-@pytest.mark.slow
-@pytest.mark.ranks(2)
-@pytest.mark.time_limit(600)
-@pytest.mark.parametrize("name", LARGE)
-def test_a_large_network_of_another_package_takes_the_step_of_one_process(comm: Any, name: str) -> None:
-    compare(comm, LARGE[name])
-
-
-@pytest.mark.slow
-@pytest.mark.ranks(4)
-@pytest.mark.time_limit(600)
-@pytest.mark.usefixtures("fallback")
-@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", MODERN)
-def test_a_network_that_mixes_space_otherwise_takes_the_step_of_one_process(comm: Any, name: str) -> None:
-    compare(comm, MODERN[name])

@@ -70,10 +70,7 @@ class Decoder(nn.TransformerDecoderLayer):
 
 
 MODULES = {
-    "attention": (lambda: nn.MultiheadAttention(8, 4, batch_first=True), {"need_weights": False}),
-    "attention with its weights": (lambda: nn.MultiheadAttention(8, 4, batch_first=True), {}),
     "attention of a sequence first": (lambda: nn.MultiheadAttention(8, 2), {"need_weights": False}),
-    "an encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), None),
     "an encoder with dropout": (lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True), None),
     "attention with dropout": (lambda: nn.MultiheadAttention(8, 4, dropout=0.3, batch_first=True), {}),
     "a decoder with dropout": (lambda: Decoder(8, 2, 16, dropout=0.3, batch_first=True), None),
@@ -82,16 +79,15 @@ MODULES = {
 
 @pytest.mark.filterwarnings("error::distconv.ReplicationWarning")
 @pytest.mark.parametrize("name", MODULES)
-@pytest.mark.parametrize("samples", [4, 5])
 @pytest.mark.parametrize("axis", "nhc")
 @pytest.mark.ranks(1, 2, 4)
-def test_modules_of_attention_equal_one_process_and_gather_nothing_unasked(comm, axis, samples, name):
+def test_modules_of_attention_equal_one_process_and_gather_nothing_unasked(comm, axis, name):
     """Projections, heads and the way back are torch's own Python; its views merge heads with samples."""
     build, options = MODULES[name]
     torch.manual_seed(0)
     module = build().double()
     split = dc.parallelize(copy.deepcopy(module), grid_over(comm, **{axis: comm.size}))
-    x = normal(samples, 6, 8).requires_grad_()
+    x = normal(5, 6, 8).requires_grad_()
     y = dc.scatter(x.detach(), grid_over(comm, **{axis: comm.size}), dims="nhc").requires_grad_()
 
     def attend(m, t):
@@ -144,17 +140,6 @@ def test_a_mask_is_left_aligned_if_no_position_is_kept_after_a_gap(comm):
         ([[0, 1, 1, 1], [1, 1, 1, 1], [1, 0, 0, 0]], False),
     ):
         assert torch._nested_tensor_from_mask_left_aligned(x, torch.tensor(rows).bool()) is aligned
-
-
-@pytest.mark.cpu
-def test_every_rank_attends_in_autocasts_dtype(comm):
-    x = normal(*SHAPE).float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected = ATTENTION["attention"](x)
-        for dist in uneven_layouts(comm, SHAPE):
-            found = dc.gather(ATTENTION["attention"](dc.scatter(x, dist)))
-            assert found.dtype == expected.dtype == torch.bfloat16
-            assert torch.allclose(found, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
 
 
 @pytest.mark.ranks(2, 3, 4)

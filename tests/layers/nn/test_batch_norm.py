@@ -77,14 +77,6 @@ def test_the_function_of_torch_takes_the_same_in_another_order(comm):
         same_as_one_process(grid, call, normal(3, 4, 5, 6), plain=(normal(4), normal(4, seed=1)))
 
 
-def test_running_statistics_are_equal_on_all_ranks(comm):
-    module = norm(2)
-    module(dc.scatter(normal(3, 4, 7, 5), grid_over(comm, h=comm.size)))
-    for buffer in module.buffers():
-        values = comm.allgather(buffer.tolist())
-        assert all(each == values[0] for each in values)
-
-
 @pytest.mark.parametrize("axes", [("r", None, None, None), (None, None, "r", None), (None, None, "c", "n")])
 def test_axes_of_any_name_may_split_the_input(comm, axes):
     extents = {"n": 1, next(axis for axis in axes if axis): comm.size}
@@ -152,14 +144,6 @@ def test_one_value_per_channel_raises_torchs_error(comm, shape):
     assert str(caught.value).split("[")[0] in text
 
 
-def test_a_large_mean_of_split_channels_costs_no_digits(comm):
-    x = normal(3, 4, 7, 5) + torch.tensor([1e5, 0, -1e5, 3]).view(1, 4, 1, 1)
-    for grid in grids(comm, "ch"):
-        reference, module = norm(2), norm(2)
-        torch.testing.assert_close(dc.gather(module(dc.scatter(x, grid))), reference(x), rtol=0, atol=1e-7)
-        torch.testing.assert_close(module.running_var, reference.running_var, rtol=1e-8, atol=0)
-
-
 @pytest.mark.ranks(at_least=2)
 def test_strides_that_torch_takes_for_channels_last_do_no_harm(comm):
     for grid in grids(comm, "hw"):
@@ -190,25 +174,14 @@ def test_gradients_of_tokens_of_one_sample_have_odd_strides_that_do_no_harm(comm
         same_as_one_process(grid_over(comm, n=comm.size), tokenized, x, plain=[weight])
 
 
-@pytest.mark.long
-@pytest.mark.slow
-def test_sync_batch_norm_does_not_ask_torch_distributed_that_others_have_set_up(mpiexec):
-    """torch's own function would reject a CPU then."""
-    ended = mpiexec(2, SET_UP, timeout=60)
-    assert ended.returncode == 0, ended
-
-
-SET_UP = """
-import os, torch, distconv as dc
-from mpi4py import MPI
-os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(MPI.COMM_WORLD.bcast(29500 + os.getpid() % 5000))}
-torch.distributed.init_process_group("gloo", rank=MPI.COMM_WORLD.rank, world_size=2)
-layer = torch.nn.SyncBatchNorm(3).double()
-x = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-y = dc.gather(dc.parallelize(layer, dc.ProcessGrid(n=2))(dc.scatter(x, dc.ProcessGrid(n=2))))
-torch.testing.assert_close(y, torch.nn.BatchNorm1d(3).double()(x))
-torch.distributed.destroy_process_group()
-"""
+@pytest.mark.ranks(2)
+def test_sync_batch_norm_does_not_call_torch_distributed_if_it_is_initialized(comm, monkeypatch):
+    """torch's own forward pass rejects tensors of the CPU then."""
+    grid, x = grid_over(comm, n=2), normal(4, 3, 5)
+    layer = dc.parallelize(nn.SyncBatchNorm(3).double(), grid)
+    expected = nn.BatchNorm1d(3).double()(x).detach()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    close(dc.gather(layer(dc.scatter(x, grid)).detach()), expected, "y")
 
 
 @pytest.mark.fault(95)

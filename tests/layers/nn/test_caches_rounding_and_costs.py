@@ -14,7 +14,7 @@ import distconv as dc
 from distconv.communication.transport import count_traffic
 from tests.distconv.layouts import grid_over, normal
 from tests.layers.cache_keys import check_cache_keys
-from tests.layers.costs import ROW, C, Cost, H, N, W, check_bytes, check_saved_tensors
+from tests.layers.costs import ROW, C, Cost, H, N, W, check_bytes, check_saved_tensors, convolution, normalize
 from tests.layers.rounding import FLOATS, SHAPE, check_rounded_once, with_exact_operands
 
 WEIGHTS = {1: normal(2, 4, 3, 3), 2: normal(4, 2, 3, 3, seed=1), 3: normal(4, 2, 3, 3, seed=2)}
@@ -132,15 +132,6 @@ def test_running_statistics_are_of_values_far_from_zero(comm: Any, make: Any, dt
         dc.parallelize(found, grid_over(comm, h=comm.size))(dc.scatter(x, grid_over(comm, h=comm.size)))
     torch.testing.assert_close(found.running_mean.double(), exact.running_mean, rtol=1e-6, atol=0)
     torch.testing.assert_close(found.running_var.double(), exact.running_var, rtol=2e-5, atol=0)
-
-
-def convolution(kernel: int, **options: Any) -> Callable[[Any], Any]:
-    weight = normal(3, C, kernel, kernel)
-    return lambda x: F.conv2d(x, weight, padding=kernel // 2, **options)
-
-
-def normalize(x: Any) -> Any:
-    return F.batch_norm(x, None, None, training=True)
 
 
 COSTS: dict[str, Cost] = {

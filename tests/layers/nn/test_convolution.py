@@ -8,27 +8,18 @@ import torch.nn.functional as F
 from torch import nn
 
 import distconv as dc
-from distconv.layers.common.alignment import replicate_parameters
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
-from tests.layers.compare import UP_TO_SIX_RANKS, built, check_module_same_as_one_process, same_as_one_process
+from tests.layers.compare import UP_TO_SIX_RANKS, built, check_module_same_as_one_process
 
 
 @pytest.mark.fault(8)
-@pytest.mark.parametrize("size", [(7, 9), (8, 8), (3, 13)])
+@pytest.mark.parametrize("size", [(7, 9), (3, 13)])
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding", "dilation"),
     [
-        (3, 1, 1, 1),
-        (1, 1, 0, 1),
-        (5, 1, 2, 1),
-        (3, 2, 1, 1),
-        (3, 3, 1, 1),
-        (2, 1, 1, 1),
         (4, 2, 1, 1),
-        (1, 2, 0, 1),
         (1, 3, 1, 1),
         (2, 4, 1, 1),
-        (3, 1, 2, 2),
         (3, 2, 3, 3),
         ((3, 5), (1, 2), (0, 4), (1, 1)),
         ((1, 3), (3, 1), (2, 0), (1, 2)),
@@ -91,20 +82,6 @@ def test_the_operator_and_its_gradient_are_adjoint(comm):
         assert forward == pytest.approx((x.detach() * x.grad).sum().item(), rel=1e-12)
 
 
-@pytest.mark.parametrize("wanted", ["x", "w", "b"])
-def test_only_the_gradients_that_are_wanted_are_computed(comm, wanted):
-    tensors = {"x": normal(2, 2, 7, 8), "w": normal(3, 2, 3, 3, seed=1), "b": normal(3, seed=2)}
-    expected = {name: t.clone().requires_grad_(name == wanted) for name, t in tensors.items()}
-    F.conv2d(expected["x"], expected["w"], expected["b"], padding=1).square().sum().backward()
-    for grid in grids(comm, "nhw"):
-        given = {name: t.clone().requires_grad_(name == wanted) for name, t in tensors.items()}
-        given["x"] = dc.scatter(tensors["x"], grid).requires_grad_(wanted == "x")
-        F.conv2d(given["x"], given["w"], given["b"], padding=1).square().sum().backward()
-        assert [name for name, t in given.items() if t.grad is not None] == [wanted]
-        found = given[wanted].grad
-        torch.testing.assert_close(dc.gather(found), expected[wanted].grad, rtol=1e-11, atol=1e-12)
-
-
 @pytest.mark.fault(19)
 def test_memory_layouts_of_input_and_weight_change_nothing(comm):
     x, w = normal(2, 4, 7, 8), normal(3, 4, 3, 3, seed=1)
@@ -145,12 +122,6 @@ def test_wrong_channels_raise_torchs_error(comm):
     assert str(caught.value) in text
 
 
-def test_an_input_may_be_one_sample(comm):
-    for grid in (grid_over(comm, h=comm.size), grid_over(comm, c=comm.size)):
-        w = normal(2, 3, 3, 3)
-        same_as_one_process(grid, lambda x, w: F.conv2d(x, w), normal(3, 7, 8), plain=(w,), dims=["chw"])
-
-
 def test_a_plain_input_with_a_distributed_weight_raises(comm):
     w = dc.scatter(normal(2, 2, 3, 3), grid_over(comm, n=comm.size))
     raises_everywhere(comm, dc.UnsupportedOperation, "scatter the input first", lambda: F.conv2d(normal(1, 2, 7, 8), w))
@@ -165,15 +136,3 @@ def test_little_work_is_convolved_at_once(comm):
         module(x).sum().backward()
     names = [event.name for event in seen.events()]
     assert (names.count("aten::conv2d"), names.count("aten::convolution_backward")) == (1, 1)
-
-
-def test_a_bias_alone_has_its_gradient(comm):
-    layer = built(lambda: nn.Conv2d(3, 2, 3, padding=1))
-    layer.weight.requires_grad_(False)
-    for grid in grids(comm, "nh"):
-        layer.zero_grad()
-        layer(dc.scatter(normal(4, 3, 7, 5), grid)).sum().backward()
-        torch.testing.assert_close(layer.bias.grad, torch.full((2,), 4.0 * 7 * 5).double(), rtol=1e-12, atol=0)
-        weight, bias = replicate_parameters(layer.weight, layer.bias, dc.Distribution(grid, ("n", "c", "h", "w")))
-        assert not weight.requires_grad and bias.requires_grad  # dL/dw is not computed
-        assert layer.weight.grad is None

@@ -43,17 +43,6 @@ def test_native_dropout_gives_the_mask_of_one_process(comm, train):
             same_as_one_process(grid, call, normal(*SHAPE))
 
 
-@pytest.mark.parametrize("function", [F.dropout, F.dropout2d, F.alpha_dropout, F.feature_alpha_dropout])
-def test_dropout_in_place_equals_one_process(comm, function):
-    def run(x):
-        y = x * 2
-        assert function(y, 0.4, True, inplace=True) is y
-        return y
-
-    for grid in grids(comm, "ch"):
-        same_as_one_process(grid, seeded(run), normal(*SHAPE))
-
-
 @pytest.mark.parametrize(
     "function",
     [

@@ -13,10 +13,7 @@ from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.layers.compare import UP_TO_SIX_RANKS, same_as_one_process, values_plus_indices
 
 WINDOWS = [
-    (2, 2, 0),
-    (3, 1, 1),
     (3, 2, 1),
-    (3, 3, 0),
     (2, 3, 1),
     (5, 2, 2),
     ((3, 2), (1, 3), (1, 0)),

@@ -16,7 +16,7 @@ SIZES = [(4, 4), (12, 12), (13, 5), (2, 12), (12, 2), (1, 3), (3, 1)]
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("extra", [0, 1])
-@pytest.mark.parametrize(("kernel", "padding", "dilation"), [(3, 1, 1), (2, 0, 1), (4, 1, 1), (3, 2, 2), (1, 0, 1)])
+@pytest.mark.parametrize(("kernel", "padding", "dilation"), [(4, 1, 1), (3, 2, 2), (1, 0, 1)])
 @UP_TO_SIX_RANKS
 def test_transposed_convolution_equals_one_process(comm, kernel, stride, padding, dilation, extra):
     if extra >= max(stride, dilation):
@@ -40,7 +40,7 @@ def test_transposed_convolution_rejects_what_torch_rejects(comm, extra, padding,
 
 
 @pytest.mark.parametrize(("channels", "filters"), SIZES)
-@pytest.mark.parametrize(("kernel", "stride", "padding", "extra"), [(3, 2, 1, 1), (2, 2, 0, 0), (3, 1, 1, 0)])
+@pytest.mark.parametrize(("kernel", "stride", "padding", "extra"), [(3, 2, 1, 1)])
 @UP_TO_SIX_RANKS
 def test_split_channels_equal_one_process(comm, channels, filters, kernel, stride, padding, extra):
     module = built(lambda: nn.ConvTranspose2d(channels, filters, kernel, stride, padding, extra))

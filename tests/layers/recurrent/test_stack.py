@@ -42,17 +42,6 @@ def check_same_as_one_process(grid, one, other, x, start, dims="wn-"):
         torch.testing.assert_close(actual, expected, **SMALL)
 
 
-@pytest.mark.long
-@RANKS
-@pytest.mark.parametrize("method", ["sequential", "blelloch"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_steps_split_over_ranks_give_what_one_rank_gives(comm, kind, method):
-    for grid, steps in itertools.product(grids(comm, "nw"), (1, 2, 7)):
-        check_same_as_one_process(
-            grid, *torch_and_scan_modules(kind, 3, 5, method=method), normal(steps, 3, 3), normal(1, 3, 5)
-        )
-
-
 @RANKS
 @pytest.mark.parametrize("method", ["sequential", "blelloch"])
 def test_layers_in_both_directions_over_ranks(comm, method):
@@ -105,17 +94,6 @@ def test_blocks_of_any_length(comm):
     dist = dc.Distribution(grid, ("w", None, None), boundaries={"w": (0, *[6] * (comm.size - 1), 7)})
     found = dc.gather(dc.parallelize(other, grid)(dc.scatter(x, dist))[0])
     torch.testing.assert_close(found, one(x)[0], **SMALL)
-
-
-@RANKS
-def test_more_ranks_than_samples(comm):
-    for method in ("sequential", "autograd"):
-        check_same_as_one_process(
-            grid_over(comm, n=comm.size),
-            *torch_and_scan_modules("gru", 3, 4, method=method),
-            normal(5, 1, 3),
-            normal(1, 1, 4),
-        )
 
 
 @pytest.mark.ranks(2, 3)

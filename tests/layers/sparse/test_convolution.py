@@ -14,8 +14,8 @@ from distconv.layers.sparse import SparseConv, SparseMaxPool, SparseTensor
 from tests.layers.sparse.clouds import brute_force, dense_convolution, normal, random_cloud, rng_of
 
 KINDS = ("submanifold", "wider", "strided", "back to finer", "generative")
-CASES = 48
-"""Of each kind: 240 in all, of which three in four are marked slow."""
+CASES = 12
+"""Random clouds and layers of each kind."""
 
 
 def random_layer(rng, kind, dimension, *, boxes=False):
@@ -83,7 +83,7 @@ def compare(x, layer, reference, out):
         torch.testing.assert_close(a, torch.zeros_like(a) if b is None else b, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("case", [n if n < 12 else pytest.param(n, marks=pytest.mark.slow) for n in range(CASES)])
+@pytest.mark.parametrize("case", range(CASES))
 @pytest.mark.parametrize("kind", KINDS)
 def test_convolution_and_all_gradients_equal_dense_convolution_at_the_active_sites(kind, case):
     rng = rng_of(kind, case)
@@ -96,23 +96,6 @@ def test_convolution_and_all_gradients_equal_dense_convolution_at_the_active_sit
     compare(x, layer, dense_convolution if is_box else brute_force, out)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradcheck(kind):
-    rng = rng_of("gradcheck", kind)
-    layer = random_layer(rng, kind, 2, boxes=True)
-    x = random_input(rng, kind, layer)
-    names = [name for name, _ in layer.named_parameters()]
-
-    def run(features, *parameters):
-        return torch.func.functional_call(
-            layer, dict(zip(names, parameters, strict=True)), (x.replace(features),)
-        ).features
-
-    assert torch.autograd.gradcheck(
-        run, (x.features, *(p.detach().clone().requires_grad_() for p in layer.parameters()))
-    )
-
-
 @pytest.mark.parametrize(("dimension", "dense"), [(1, nn.Conv1d), (2, nn.Conv2d), (3, nn.Conv3d)])
 def test_state_dictionaries_are_those_of_torchs_convolutions(dimension, dense):
     ours, theirs = SparseConv(3, 4, 3, dimension=dimension).double(), dense(3, 4, 3, padding=1).double()
@@ -120,13 +103,6 @@ def test_state_dictionaries_are_those_of_torchs_convolutions(dimension, dense):
     theirs.load_state_dict(ours.state_dict())
     x = random_cloud(rng_of("state", dimension), dimension, 3)
     torch.testing.assert_close(ours(x).features, dense_convolution(x, ours, x), rtol=1e-10, atol=1e-10)
-    assert torch.equal(ours.weight, theirs.weight)
-
-
-@pytest.mark.parametrize(("dimension", "dense"), [(1, nn.ConvTranspose1d), (3, nn.ConvTranspose3d)])
-def test_state_dictionaries_are_those_of_torchs_transposed_convolutions(dimension, dense):
-    ours, theirs = SparseConv(3, 4, 2, 2, dimension, transposed=True), dense(3, 4, 2, stride=2)
-    ours.load_state_dict(theirs.state_dict())
     assert torch.equal(ours.weight, theirs.weight)
 
 
@@ -139,23 +115,6 @@ def test_each_offset_has_a_matrix_that_is_contiguous_and_stays_so():
     assert layer.matrices.is_contiguous() and layer.matrices.shape == (27, 5, 7)
     assert layer.weight.grad.stride() == layer.weight.stride()
     assert torch.equal(layer.matrices[5], layer.weight[:, :, 0, 1, 2].t())
-
-
-def test_initial_weights_have_the_spread_of_torchs():
-    torch.manual_seed(0)
-    ours, theirs = SparseConv(16, 32, 3), nn.Conv3d(16, 32, 3)
-    for a, b in ((ours.weight, theirs.weight), (ours.bias, theirs.bias)):
-        assert abs(a.abs().max() / b.abs().max() - 1) < 0.1
-
-
-def test_two_runs_give_the_same_bits():
-    x = random_cloud(rng_of("bits"), 3, 8, sites=300, dtype=torch.float32)
-    layer = SparseConv(8, 8, 3)
-    runs = []
-    for _ in range(2):
-        out = layer(SparseTensor(x.coords, x.features)).features
-        runs.append([out, *torch.autograd.grad(out.square().sum(), [x.features, *layer.parameters()])])
-    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -190,13 +149,6 @@ def test_a_gpu_gives_the_same(kind):
     theirs.features.square().sum().backward()
     for a, b in zip(on_gpu.parameters(), layer.parameters(), strict=True):
         torch.testing.assert_close(a.grad.cpu(), b.grad, rtol=1e-10, atol=1e-10)
-
-
-def test_under_autocast_float64_stays():
-    x = random_cloud(rng_of("double"), 2, 3)
-    layer = SparseConv(3, 3, 3, dimension=2).double()
-    with torch.autocast("cpu", torch.bfloat16):
-        assert layer(x).dtype == torch.float64
 
 
 def test_a_cloud_without_sites_passes_and_gives_gradients_of_zero():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
-from distconv.layers.sparse import SparseConv, SparseMaxPool, SparseTensor
+from distconv.layers.sparse import SparseConv, SparseMaxPool
 from tests.layers.sparse.clouds import random_cloud, rng_of
 
 
@@ -60,12 +58,6 @@ def test_bytes_are_those_of_the_maps():
     SparseMaxPool(2)(x)
     # Each site lies in one window: a row of the input and one of the output.
     assert x.coordinate_manager.bytes == 2 * 8 * len(x.coords)
-
-
-def test_tensors_that_do_not_descend_from_one_another_share_nothing():
-    x = cloud()
-    SparseConv(2, 2, 3).double()(x)
-    assert counts(SparseTensor(x.coords, torch.zeros(len(x.coords), 2))) == (0, 0)
 
 
 def test_the_maps_live_as_long_as_the_tensors():

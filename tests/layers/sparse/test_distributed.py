@@ -12,7 +12,6 @@ from torch import nn
 
 import distconv as dc
 from distconv.layers import sparse
-from distconv.layers.models.sparse import sparse_resnet, sparse_unet, sparse_vgg16_bn
 from distconv.layers.sparse import Partition, SparseConv, SparseGlobalPool, SparseTensor
 from tests.distconv.layouts import grid_over, raises_everywhere
 from tests.layers.sparse.clouds import normal, random_cloud, random_coords, rng_of
@@ -132,28 +131,6 @@ def test_what_goes_down_and_comes_back_up_has_the_finer_sites(comm):
         check_same_as_one_process(grid, Down().double(), random_cloud(rng_of("down"), 3, 2, sites=60))
 
 
-@pytest.mark.long
-@pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: sparse_vgg16_bn(4, 2, 5),
-        lambda: sparse_resnet(4, 2, 5),
-        lambda: sparse_unet(4, 2, 5),
-    ],
-    ids=["vgg16_bn", "resnet", "unet"],
-)
-def test_networks(comm, build):
-    x = random_cloud(rng_of("networks"), 3, 2, sites=300)
-    for axes in ({"n": comm.size}, {"d": comm.size}):
-        torch.manual_seed(2)
-        model = build().double()
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-        check_same_as_one_process(grid_over(comm, **axes), model, x)
-
-
 def test_ranks_without_sites_take_part(comm):
     coords = torch.tensor([[0, 0, 0], [0, 0, 1], [0, 1, 1]])
     partition = Partition(grid_over(comm, h=comm.size), ((), tuple(range(5, 4 + comm.size)), ()))
@@ -169,15 +146,6 @@ def test_maps_and_halos_are_made_once(comm):
     manager = x.coordinate_manager
     assert (manager.hits, manager.misses) == (2, 1)
     assert manager.bytes > 0 or not len(x.coords)
-
-
-def test_full_and_split_and_back(comm):
-    x = random_cloud(rng_of("back"), 2, 3, sites=30)
-    for grid in grids(comm, 2):
-        (coords, features), (whole, ours) = sorted_by_site(x), sorted_by_site(sparse.gather(sparse.scatter(x, grid)))
-        assert torch.equal(whole, coords)
-        assert torch.equal(ours, features)
-    assert sparse.gather(x) is x
 
 
 def test_a_rank_may_bring_its_own_sites(comm):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import distconv as dc
-from distconv.layers.sparse import SparseConv, SparseGlobalPool, SparseTensor, coordinate_manager, tensor
+from distconv.layers.sparse import SparseGlobalPool, SparseTensor, coordinate_manager, tensor
 from distconv.layers.sparse.stages import as_stages, packed, unpacked
 from tests.layers.sparse.clouds import normal, random_cloud, rng_of
 from tests.layers.sparse.test_distributed import sorted_by_site
@@ -40,24 +40,6 @@ def test_coordinates_that_a_dtype_does_not_hold_raise():
         packed(x)
     with pytest.raises(dc.CoordinateError, match="stride 1"):
         packed(SparseTensor(torch.tensor([[0, 2]]), torch.zeros(1, 1), 2))
-
-
-def test_stages_one_after_the_other_are_the_network():
-    torch.manual_seed(0)
-    parts = [
-        nn.Sequential(SparseConv(2, 3, 3), nn.BatchNorm1d(3), nn.ReLU()),
-        SparseConv(3, 4, 2, stride=2),
-        nn.Sequential(SparseConv(4, 4, 3), SparseGlobalPool(), nn.Linear(4, 2)),
-    ]
-    for part in parts:
-        part.double()
-    x = random_cloud(rng_of("stages"), 3, 2, sites=40)
-    expected = nn.Sequential(*parts).eval()(x)
-    values = (packed(x),)
-    for stage in as_stages(parts):
-        found = stage.eval()(*values)
-        values = found if isinstance(found, tuple) else (found,)
-    torch.testing.assert_close(values[0], expected, rtol=1e-12, atol=1e-12)
 
 
 class _Fork(nn.Module):

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-import distconv as dc
 from tests.layers.cache_keys import check_cache_keys
-from tests.layers.costs import WHOLE, Cost, check_bytes, check_saved_tensors, unmoved_bytes
+from tests.layers.costs import WHOLE, Cost, check_bytes, check_saved_tensors, redistribute_to, unmoved_bytes
 
 OPERATORS: dict[str, list[Callable[[Any], Any]]] = {
     "slices": [
@@ -57,10 +56,6 @@ OPERATORS: dict[str, list[Callable[[Any], Any]]] = {
 @pytest.mark.parametrize("name", OPERATORS)
 def test_calls_that_differ_in_one_thing_are_not_mixed_up(comm: Any, name: str) -> None:
     check_cache_keys(comm, OPERATORS[name])
-
-
-def redistribute_to(*axes: str | None) -> Callable[[Any], Any]:
-    return lambda x: x.redistribute(dc.Distribution(x.grid, axes))
 
 
 COSTS: dict[str, Cost] = {

@@ -52,13 +52,9 @@ def same_weights(found, expected):
 OPTIMIZERS = {
     "SGD": {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1, "nesterov": True},
     "Adam": {"lr": 0.1, "amsgrad": True},
-    "AdamW": {"lr": 0.1},
     "RMSprop": {"lr": 0.1, "momentum": 0.5, "centered": True},
     "Adagrad": {"lr": 0.1},
-    "Adadelta": {},
-    "Adamax": {"lr": 0.1},
     "NAdam": {"lr": 0.1},
-    "RAdam": {"lr": 0.1},
     "ASGD": {},
     "Rprop": {},
     "Adafactor": {"lr": 0.1},

@@ -115,18 +115,6 @@ def test_assignment_under_a_mask(comm):
         same_as_one_process(dist, assign, normal(*SHAPE), plain=(torch.tensor(0.7).double(),))
 
 
-def test_augmented_assignment_to_a_part(comm):
-    def change(x):
-        y = x * 2
-        y[:, 1] += 1
-        y[:, :, 2] *= x[:, :, 3]
-        y[0, :, 1:4] -= 2
-        return y * x
-
-    for dist in uneven_layouts(comm, SHAPE):
-        same_as_one_process(dist, change, normal(*SHAPE))
-
-
 @pytest.mark.parametrize("mask", [True, (torch.tensor([True, False, True]), 0)], ids=str)
 def test_indexing_by_a_mask_and_more_raises(comm, mask):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))

@@ -91,10 +91,3 @@ def test_whether_a_gradient_is_kept_is_said(comm):
     y.retain_grad()
     assert y.retains_grad
     assert not y.is_pinned()
-
-
-def test_strides_are_those_of_the_whole(comm):
-    for axis in "nch":
-        x = dc.scatter(torch.zeros(6, 4, 7, 5), grid_over(comm, **{axis: comm.size}))
-        assert x.stride() == (140, 35, 5, 1)
-        assert (x.stride(1), x.transpose(1, 3).stride()) == (35, (140, 1, 5, 35))

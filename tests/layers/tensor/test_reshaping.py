@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 import distconv as dc
 from distconv.communication.transport import count_traffic
 from tests.distconv.layouts import counting, grid_over, normal, raises_everywhere
-from tests.layers.compare import built, check_module_same_as_one_process, same_as_one_process
+from tests.layers.compare import same_as_one_process
 from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 
 SHAPE = (3, 4, 7, 5)
@@ -39,18 +38,6 @@ SHAPES = {
 def test_shaping_equals_one_process(comm, name):
     for dist in uneven_layouts(comm, SHAPE):
         same_as_one_process(dist, SHAPES[name], normal(*SHAPE))
-
-
-def test_an_empty_tensor_can_be_reshaped(comm):
-    x = dc.scatter(normal(4, 0, 6), grid_over(comm, n=comm.size))
-    assert x.reshape(2, 0).shape == (2, 0)
-    assert x.flatten().shape == (0,)
-
-
-def test_an_unchanged_dimension_stays_split(comm):
-    x = dc.scatter(normal(*SHAPE), grid_over(comm, n=comm.size))
-    assert x.flatten(1).dist.axes[0] == "n"
-    assert x.permute(1, 0, 2, 3).dist.axes[1] == "n"
 
 
 def test_merged_dimensions_keep_the_split_of_the_first(comm):
@@ -99,37 +86,6 @@ def test_a_parted_dimension_stays_split_in_whole_parts(comm):
     assert torch.equal(dc.gather(y), normal(1, 2, 2 * size + 2, 3).view(1, 2, size + 1, 2, 3))
 
 
-def test_pixels_are_shuffled_without_gathering_space(comm):
-    x = dc.scatter(normal(1, 4, 7, 8), grid_over(comm, h=comm.size))
-    y = x.view(1, 1, 2, 2, 7, 8).permute(0, 1, 4, 2, 5, 3).reshape(1, 1, 14, 16)
-    assert y.local.shape[2] == 2 * x.local.shape[2]
-
-
-def test_split_channels_flow_into_a_linear_layer(comm):
-    model = built(lambda: nn.Sequential(nn.Flatten(), nn.Linear(7 * 4, 3)))
-    check_module_same_as_one_process(grid_over(comm, c=comm.size), model, normal(3, 7, 2, 2))
-
-
-def test_dimensions_are_added_and_dropped_in_place(comm):
-    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
-    local = x.local
-    x.unsqueeze_(1)
-    assert x.shape == (3, 1, 4, 7, 5)
-    x.add_(1)
-    assert x.squeeze_(1) is x
-    assert x.local is local
-    assert torch.equal(dc.gather(x), normal(*SHAPE) + 1)
-
-
-def test_draws_like_a_tensor_that_was_transposed_in_place_are_those_of_one_process(comm):
-    def drawn(x):
-        torch.manual_seed(3)
-        return torch.rand_like((x * 1).transpose_(1, 3).unsqueeze_(2)).squeeze(2)
-
-    found = drawn(dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size)))
-    assert torch.equal(dc.gather(found), drawn(normal(*SHAPE)))
-
-
 @pytest.mark.parametrize("axis", ["h", "w", "c"])
 def test_dimensions_change_places_in_place(comm, axis):
     def turned(x):
@@ -168,15 +124,3 @@ def test_a_dimension_out_of_range_raises_torchs_error(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     for call in (lambda: x.permute(0, 1, 2, 4), lambda: x.transpose(1, 5), lambda: x.squeeze(4), lambda: x.flip(-5)):
         raises_everywhere(comm, IndexError, r"Dimension out of range \(expected to be in range of \[-4, 3\]", call)
-
-
-def test_a_copy_of_a_part_of_a_view_follows_the_source(comm):
-    def run(x):
-        y = x * 1
-        row = y.view(4, 6)[1]  # a copy on the ranks that do not have it
-        y.mul_(3)
-        return row.clone()
-
-    with torch.no_grad():
-        expected = run(normal(4, 2, 3))
-        assert torch.equal(dc.gather(run(dc.scatter(normal(4, 2, 3), grid_over(comm, n=comm.size)))), expected)

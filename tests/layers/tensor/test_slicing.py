@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import distconv as dc
-from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
+from tests.distconv.layouts import grid_over, normal, raises_everywhere
 from tests.layers.compare import same_as_one_process
 from tests.layers.uneven_layouts import UP_TO_FOUR_RANKS, uneven_layouts
 
@@ -54,9 +54,3 @@ def test_places_to_split_at_may_be_distributed(comm):
             torch.tensor_split(tensor, places, 2), normal(*SHAPE).tensor_split((2, 5), 2), strict=True
         ):
             assert torch.equal(dc.gather(found), expected)
-
-
-def test_differences_of_truth_values_equal_one_process(comm):
-    flags = normal(5, 4) > 0
-    for grid in grids(comm, "nc"):
-        assert torch.equal(dc.gather(torch.diff(dc.scatter(flags, grid))), torch.diff(flags))

@@ -81,19 +81,19 @@ EXPANDED: dict[str, View] = {
 
 
 @pytest.mark.parametrize("name", VIEWS)
-@pytest.mark.ranks(1, 3, 4)
+@pytest.mark.ranks(1, 3)
 def test_a_change_of_a_view_reaches_its_source(comm: Any, name: str) -> None:
     check_change_reaches_source(comm, VIEWS[name])
 
 
 @pytest.mark.parametrize("name", MULTI_VIEW_FUNCTIONS)
-@pytest.mark.ranks(1, 3, 4)
+@pytest.mark.ranks(1, 3)
 def test_one_of_several_views_changes_its_source_and_shows_its_changes(comm: Any, name: str) -> None:
     check_change_reaches_source(comm, MULTI_VIEW_FUNCTIONS[name], recording=False)
     check_view_follows_source(comm, MULTI_VIEW_FUNCTIONS[name], recording=False)
 
 
 @pytest.mark.parametrize("name", VIEWS | EXPANDED)
-@pytest.mark.ranks(1, 3, 4)
+@pytest.mark.ranks(1, 3)
 def test_a_view_shows_changes_of_its_source(comm: Any, name: str) -> None:
     check_view_follows_source(comm, (VIEWS | EXPANDED)[name])

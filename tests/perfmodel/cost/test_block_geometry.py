@@ -14,7 +14,6 @@ from distconv.layers.common.input_windows import window_needs
 from distconv.perfmodel.cost import block_geometry
 from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.graph.graph import KernelWindow
-from distconv.perfmodel.machine.links import RankGroup
 
 SHAPES = [(4, 3, 9, 7), (7, 8, 5, 6), (2, 6, 16, 16), (5, 12), (3, 4, 6, 7, 8)]
 
@@ -49,20 +48,6 @@ def test_a_redistribution_moves_what_the_busiest_rank_lacks(comm):
                 shape, AxisParts.from_axes(a, comm.size, comm.size), AxisParts.from_axes(b, comm.size, comm.size)
             )
             assert moved.near == most and moved.far == 0, (shape, a, b)
-
-
-@pytest.mark.ranks(2, 4, 6)
-def test_elements_come_from_the_own_node_where_it_has_them(comm):
-    shape = (4, 3, 12, 12)
-    for a, b in itertools.product(_grids(comm.size, ["n", "h", "w"]), repeat=2):
-        alone = block_geometry.redistribution(
-            shape, AxisParts.from_axes(a, comm.size, 1), AxisParts.from_axes(b, comm.size, 1)
-        )
-        pairs = block_geometry.redistribution(
-            shape, AxisParts.from_axes(a, comm.size, 2), AxisParts.from_axes(b, comm.size, 2)
-        )
-        assert alone.near == 0
-        assert pairs.near + pairs.far <= alone.far and pairs.far <= alone.far
 
 
 @pytest.mark.ranks(2, 3, 4)
@@ -112,14 +97,6 @@ def test_groups_and_strides_are_those_of_process_grids(comm):
                 other = {**grid.coords, axis: here - 1 if here else here + 1}
                 assert abs(grid.rank_of(other) - grid.rank) == parts.stride(axis)
         assert parts.parts_along("r") == grid.shape["r"]
-
-
-def test_groups_know_how_many_of_them_share_a_node():
-    parts = AxisParts.from_axes({"n": 4, "h": 2, "w": 2}, 16, 4)
-    assert parts.group(("w",)) == RankGroup(2, 2)
-    assert parts.group(("h", "w")) == RankGroup(4, 4)
-    assert parts.group(("n",)) == RankGroup(4, 1)
-    assert parts.group(("n", "h", "w")) == RankGroup(16, 4)
 
 
 @pytest.mark.parametrize("per_node", [1, 2, 3, 4, 5, 6, 8])

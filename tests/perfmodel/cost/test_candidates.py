@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from torch import nn
 
@@ -47,28 +45,6 @@ def test_a_plan_for_other_ranks_or_groups_that_do_not_divide_is_refused():
     grouped = trace(nn.Sequential(nn.Conv2d(6, 6, 3, groups=3)), (2, 6, 8, 8))
     with pytest.raises(dc.PlanError, match="groups=3 do not divide over c=2"):
         evaluate(grouped, {"*": {"c": 2}}, machine(), 2)
-
-
-@pytest.mark.long
-def test_candidates_use_all_ranks_where_that_is_possible_and_hold_the_pure_ones():
-    graph = trace(MODELS["resnet50"].factory(), (32, 3, 224, 224))
-    for ranks in (2, 6, 16, 64):
-        for name, found in candidates(graph, ranks).items():
-            assert len(found) >= 3 and len({tuple(sorted(parts.items())) for parts in found}) == len(found)
-            assert all(ranks % math.prod(parts.values()) == 0 for parts in found)
-            op = graph.by_layer[name][0]
-            if ranks <= 32:
-                assert {"n": ranks} in found
-            if op.x.shape[2] >= ranks and op.y.shape[2] >= ranks:
-                assert {"h": ranks} in found
-            evaluate(graph, {"*": {"n": 1}, name: found[0]}, machine(), ranks)
-
-
-def test_a_layer_that_cannot_use_all_ranks_leaves_replicas():
-    graph = trace(nn.Sequential(nn.Conv2d(1, 2, 1), nn.Flatten(), nn.Linear(8, 3)), (1, 1, 2, 2))
-    found = candidates(graph, 16)
-    assert max(math.prod(parts.values()) for parts in found["0"]) < 16
-    assert found["2"] and all(16 % math.prod(parts.values()) == 0 for parts in found["2"])
 
 
 @pytest.mark.parametrize("ranks", [0, -1, 2.0, True])

@@ -60,23 +60,10 @@ def test_ghosts_are_what_is_needed_and_not_owned_each_element_once():
     assert found.name == "0+4+0x1+4+1x1+4+1"
 
 
-def test_split_channels_are_owned_in_part_and_gathered_where_there_are_more_filters():
-    op = operation(nn.Conv2d(8, 32, 1), (2, 8, 6, 6))
-    found = convolution_ranges(op, AxisParts.from_axes({"c": 2}, 2, 2), channel_layout(op, 2))
-    assert found.own[0] == (0, 4) and found.needed[0] == (0, 8)
-    assert found.own[1:] == found.needed[1:] == found.out == ((0, 6), (0, 6))
-
-
 @pytest.mark.parametrize("layer", [nn.MaxPool2d(3, padding=1), nn.ConvTranspose2d(4, 4, 3, padding=1)], ids=type)
 def test_other_operations_have_no_pieces(layer):
     graph = trace(nn.Sequential(nn.Conv2d(4, 4, 1), layer), (2, 4, 8, 8))
     assert convolution_ranges(graph.operations[1], AxisParts.from_axes({"h": 2}, 2, 2), None) is None
-
-
-def test_the_name_says_what_lies_below_in_and_above_the_block():
-    # Four rows under the kernel, one of them padding: outputs 4 to 7 of the middle rank need the inputs 3 to 9.
-    op = operation(nn.Conv2d(4, 6, (4, 1), padding=(1, 0)), (2, 4, 12, 9))
-    assert convolution_ranges(op, AxisParts.from_axes({"h": 3}, 3, 3), None).name == "0+4+0x1+4+2x0+9+0"
 
 
 def test_the_rank_with_the_most_channels_counts_where_they_do_not_divide():

@@ -46,48 +46,6 @@ def test_a_convolution_costs_what_the_paper_says():
     assert cost.bpa == here.allreduce(RankGroup(9, 9), 8 * 4 * 25 * 4)
 
 
-def test_sample_parallelism_needs_the_allreduce_alone():
-    graph = trace(convolution(), (8, 4, 16, 16))
-    cost = OperationCosts(plain(), 4, Settings()).operation(graph.operations[1], AxisParts.from_axes({"n": 4}, 4, 4))
-    assert cost.halo_forward == cost.halo_backward == cost.sync_forward == cost.sync_backward == 0
-    assert cost.bpa > 0
-
-
-def test_the_first_layer_has_no_gradient_of_its_input_and_replicas_reduce_nothing():
-    graph = trace(convolution(), (8, 4, 16, 16))
-    cost = OperationCosts(plain(), 4, Settings()).operation(graph.operations[0], AxisParts.from_axes({"r": 4}, 4, 4))
-    assert cost.bpx == 0 and cost.bpw > 0 and cost.bpa == 0
-
-
-def test_gathering_what_a_flatten_mixes_costs_an_exchange():
-    graph = trace(nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), nn.Flatten(), nn.Linear(64, 2)), (2, 4, 4, 4))
-    flatten = next(op for op in graph.operations if op.kind == "flatten")
-    here = plain()
-    roofline = replace(here.compute[0].roofline, exchange_s=0.5)
-    slow = replace(here, compute=(replace(here.compute[0], roofline=roofline),))
-    costs = [
-        OperationCosts(each, 2, Settings()).operation(flatten, AxisParts.from_axes({"h": 2}, 2, 2))
-        for each in (here, slow)
-    ]
-    assert costs[0].sync_forward > 0
-    assert costs[1].sync_forward - costs[0].sync_forward == pytest.approx(0.5)
-
-
-def test_uneven_blocks_cost_what_the_largest_costs():
-    graph = trace(convolution(1), (1, 4, 7, 8))
-    cost = OperationCosts(plain(), 2, Settings()).operation(graph.operations[1], AxisParts.from_axes({"h": 2}, 2, 2))
-    assert cost.fp == pytest.approx(KERNEL + 2 * 8 * 4 * 8 * 4 / FLOPS, rel=1e-12)
-
-
-def test_neighbours_on_another_node_are_further_away():
-    graph = trace(convolution(), (1, 4, 64, 64))
-    op = graph.operations[1]
-    together = OperationCosts(plain(ranks_per_node=8), 8, Settings()).operation(op, AxisParts.from_axes({"h": 8}, 8, 8))
-    apart = OperationCosts(plain(ranks_per_node=2), 8, Settings()).operation(op, AxisParts.from_axes({"h": 8}, 8, 2))
-    row = 4 * 4 * 64
-    assert apart.halo_forward - together.halo_forward == pytest.approx(2e-4 + row * (1e-5 - 1e-6), rel=1e-9)
-
-
 def middle_of_four(here: Machine, kernel_s: float):
     """A convolution over 4 slabs of 16 of 64 rows, with the seconds of its arithmetic and of its exchange."""
     graph = trace(convolution(), (1, 4, 64, 64))
@@ -110,34 +68,6 @@ def test_hidden_halos_cost_only_what_computation_does_not_cover():
     shown = middle_of_four(plain(), kernel)[0]
     assert shown.forward == pytest.approx(exchange + kernel + arithmetic, rel=1e-12)
     assert shown.backward == pytest.approx(exchange + 2 * (kernel + arithmetic), rel=1e-12)
-
-
-def test_a_block_is_not_cut_where_its_pieces_take_longer_than_is_hidden():
-    """Kernels of 1 ms: all at once after the exchange; backward BPx at once, and BPw hides the exchange."""
-    kernel = 1e-3
-    cost, arithmetic, exchange = middle_of_four(plain(halo=True), kernel)
-    assert cost.forward == pytest.approx(exchange + kernel + arithmetic, rel=1e-12)
-    assert cost.backward == pytest.approx(kernel + arithmetic + max(kernel + arithmetic, exchange), rel=1e-12)
-
-
-def test_packing_costs_the_bytes_that_it_reads_and_writes_on_both_sides():
-    here = plain()
-    slow = replace(here.compute[0].roofline, bytes_per_s=1e6)
-    found = [
-        middle_of_four(replace(here, compute=(replace(here.compute[0], roofline=roofline),)), KERNEL)[0].halo_forward
-        for roofline in (here.compute[0].roofline, slow)
-    ]
-    assert found[1] - found[0] == pytest.approx(2 * 4 * (4 * 4 * 64) / 1e6, rel=1e-12)
-
-
-def test_only_convolutions_hide_their_exchange():
-    """Pooling has its halo before it starts."""
-    graph = trace(nn.Sequential(nn.Conv2d(4, 4, 1), nn.MaxPool2d(3, 1, 1)), (1, 4, 64, 64))
-    op, parts = graph.operations[1], AxisParts.from_axes({"h": 4}, 4, 4)
-    cost = OperationCosts(plain(halo=True), 4, Settings()).operation(op, parts)
-    assert cost.halo_forward > 0
-    assert cost.forward == pytest.approx(cost.fp + cost.halo_forward, rel=1e-12)
-    assert cost.backward == pytest.approx(cost.bpx + cost.halo_backward, rel=1e-12)
 
 
 def test_measured_times_come_before_the_roofline():
@@ -164,58 +94,6 @@ def test_measured_times_come_before_the_roofline():
     assert measured.bpx == costs.operation(op, alone).bpx
 
 
-def test_exchanges_and_redistributions_have_a_fixed_cost():
-    graph = trace(convolution(), (4, 4, 16, 16))
-    here = plain()
-    slow = replace(
-        here, compute=(replace(here.compute[0], roofline=replace(here.compute[0].roofline, exchange_s=0.5)),)
-    )
-    op, two = graph.operations[1], AxisParts.from_axes({"h": 2}, 2, 4)
-    costs = [OperationCosts(machine, 2, Settings()) for machine in (here, slow)]
-    halos = [cost.operation(op, two).halo_forward for cost in costs]
-    moves = [cost.shuffle(op.x, AxisParts.from_axes({"n": 2}, 2, 4), two) for cost in costs]
-    assert halos[1] - halos[0] == pytest.approx(0.5) and moves[1] - moves[0] == pytest.approx(0.5)
-    assert costs[1].operation(op, AxisParts.from_axes({"n": 2}, 2, 4)).halo_forward == 0
-
-
-def test_each_gradient_that_is_summed_over_ranks_has_a_fixed_cost():
-    model = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1, bias=False))
-    model[0].bias.requires_grad_(False)
-    operations, here = trace(model, (4, 4, 16, 16)).operations, plain()
-    slow = replace(
-        here, compute=(replace(here.compute[0], roofline=replace(here.compute[0].roofline, gradient_s=0.5)),)
-    )
-
-    def more(parts):
-        costs = [OperationCosts(machine, 2, Settings()) for machine in (here, slow)]
-        return [costs[1].operation(op, parts).bpa - costs[0].operation(op, parts).bpa for op in operations]
-
-    assert more(AxisParts.from_axes({"h": 2}, 2, 4)) == pytest.approx([0.5, 1.0, 0.5])
-    assert more(AxisParts.from_axes({"c": 2}, 2, 4)) == pytest.approx(
-        [0.0, 1.0, 0.0]
-    )  # filters are split, whole vectors are not
-    assert more(AxisParts.from_axes({}, 1, 4)) == [0.0, 0.0, 0.0]
-
-
-def test_a_mean_over_everything_waits_for_all_ranks_however_they_split_it():
-    graph = trace(convolution(), (4, 4, 16, 16), loss=lambda y: y.pow(2).mean())
-    mean, costs = graph.operations[-1], OperationCosts(plain(), 2, Settings())
-    waits = [costs.operation(mean, AxisParts.from_axes({axis: 2}, 2, 2)).sync_forward for axis in "nhc"]
-    assert mean.kind == "mean" and waits[0] > 0 and waits == [waits[0]] * 3
-
-
-@pytest.mark.parametrize("slots", [0, 1, 2])
-def test_an_update_reads_weights_gradients_and_state_and_writes_weights_and_state(slots):
-    roofline = Roofline(FLOPS, 1e6, KERNEL)
-    here = replace(plain(), compute=(Compute(1, roofline),))
-    cost = OperationCosts(here, 4, Settings(optimizer_slots=slots))
-    weights = 4 * 8 * 4 * 3 * 3
-    found = cost.operation(
-        trace(convolution(), (8, 4, 16, 16)).operations[1], AxisParts.from_axes({"n": 4}, 4, 4)
-    ).update
-    assert found == pytest.approx(KERNEL + (3 + 2 * slots) * weights / 1e6, rel=1e-12)
-
-
 def test_a_shuffle_costs_the_bytes_of_its_elements_whatever_was_asked_before():
     # From halves of four samples to halves of eight rows: a rank keeps 2 x 4 x 4 x 8 elements and receives as many.
     here, moved, kept = plain(), 256, 256
@@ -227,23 +105,6 @@ def test_a_shuffle_costs_the_bytes_of_its_elements_whatever_was_asked_before():
         copied = 2 * moved * size + kept * size  # packed and put in place; what is kept is copied once
         seconds = 1e-4 + moved * size / 1e6 + 2 * KERNEL + 2 * 2.0 * copied / 1e7 + 2e-5
         assert costs.shuffle(replace(value, itemsize=size), source, target) == pytest.approx(seconds, rel=1e-12)
-
-
-def test_a_shuffle_between_nodes_goes_over_the_network():
-    here, moved = plain(ranks_per_node=1), 256
-    value = trace(convolution(), (4, 4, 8, 8)).operations[0].x
-    found = OperationCosts(here, 2, Settings()).shuffle(
-        value, AxisParts.from_axes({"n": 2}, 2, 1), AxisParts.from_axes({"h": 2}, 2, 1)
-    )
-    assert found == pytest.approx(3e-4 + 4 * moved / 1e5 + 2 * KERNEL, rel=1e-12)
-
-
-def test_filters_that_are_split_are_summed_over_samples_alone():
-    op = trace(convolution(), (4, 4, 16, 16)).operations[1]
-    assert OperationCosts(plain(), 4, Settings()).operation(op, AxisParts.from_axes({"c": 4}, 4, 4)).bpa == 0
-    # Half of the filters on each of two ranks, each with all four channels, summed over the two halves of the samples.
-    both = OperationCosts(plain(), 4, Settings()).operation(op, AxisParts.from_axes({"n": 2, "c": 2}, 4, 4))
-    assert both.bpa == plain().allreduce(RankGroup(2, 2), 4 * 4 * 4 * 3 * 3)
 
 
 def test_a_share_of_a_measured_time_takes_its_share_and_a_kernel_for_each_further_piece():

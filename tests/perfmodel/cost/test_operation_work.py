@@ -69,15 +69,6 @@ def test_an_operation_that_computes_little_reads_its_inputs_and_writes_its_outpu
     assert norm.bytes == 3 * block  # read twice: for the statistics, and for the result
 
 
-def test_a_measured_time_is_that_of_as_many_groups():
-    keys = []
-    for groups in (1, 2, 4):
-        graph = trace(nn.Sequential(nn.Conv2d(4, 8, 3, padding=1, groups=groups)), (1, 4, 16, 16))
-        keys.append(local_call(graph.operations[0], AxisParts.from_axes({"n": 1}, 1, 1)).key)
-    assert [key.split(" g")[1:] and key.split(" g")[1].split()[0] for key in keys] == [[], "2", "4"]
-    assert len(set(keys)) == 3
-
-
 class Scaled(nn.Module):
     """Batch norm with a value for each channel, and a product of vectors of samples with a parameter."""
 

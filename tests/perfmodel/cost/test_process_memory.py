@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
-import torch
 from torch import nn
 
 from distconv.perfmodel.cost.block_geometry import AxisParts
@@ -59,37 +55,3 @@ def test_no_more_is_free_than_a_step_frees():
         graph, dict.fromkeys(graph.deciding, AxisParts.from_axes({}, 1, 8)), prediction(50.0 * MIB, 40.0 * MIB)
     )
     assert found.holes / MIB == pytest.approx(50 - 40 + 4 * 27 * 4 * 32**3 / MIB)
-
-
-MEASURED = """
-import torch, sys
-model = torch.nn.Conv{dims}d({channels}, 8, 3, padding=1).to(torch.{dtype})
-x = torch.randn((1, {channels}, *{extents}), dtype=torch.{dtype})
-def resident(key): return 1024 * int(open("/proc/self/status").read().split(key + ":")[1].split()[0])
-with torch.no_grad():
-    y = model(x); del y
-    before = resident("VmRSS")
-    open("/proc/self/clear_refs", "w").write("5")
-    y = model(x)
-    print(resident("VmHWM") - before - y.nbytes)
-"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("dims", "channels", "extents", "dtype"), [(3, 4, (64, 64, 64), "float32"), (2, 16, (256, 256), "float64")]
-)
-def test_columns_are_what_torch_takes(dims, channels, extents, dtype):
-    code = MEASURED.format(dims=dims, channels=channels, extents=extents, dtype=dtype)
-    out = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"OMP_NUM_THREADS": "1"}
-    )
-    layer = getattr(nn, f"Conv{dims}d")(channels, 8, 3, padding=1).to(getattr(torch, dtype))
-    assert float(out.stdout) == pytest.approx(workspace_of(layer, (1, channels, *extents)), rel=0.1)
-
-
-def test_convolutions_work_one_after_the_other():
-    layers = nn.Conv2d(16, 8, 3, padding=1), nn.Conv2d(8, 32, 3, padding=1)
-    graph = trace(nn.Sequential(*layers), (1, 16, 64, 64))
-    found = process_memory(graph, dict.fromkeys(graph.deciding, AxisParts.from_axes({}, 1, 8)), prediction(0.0))
-    assert found.convolutions == 4 * 64 * 64 * (8 + 32)

@@ -38,13 +38,6 @@ def test_keep_all_holds_halos_twice(graph):
     assert spatial - sample == 2 * halo
 
 
-def test_a_dilated_kernel_reaches_further():
-    # A kernel of 3 with dilation 2 spans 5 rows: four of them are another rank's at most.
-    dilated = trace(nn.Sequential(nn.Conv2d(4, 8, 3, padding=2, dilation=2, bias=False)), (4, 4, 8, 8))
-    spatial, sample = (memory(dilated, parts, memory_model="keep-all") for parts in ({"h": 2}, {"n": 2}))
-    assert spatial - sample == 2 * (4 * 4 * 4 * 4 * 8)
-
-
 def test_autograd_holds_what_is_saved_and_what_the_fullest_operation_works_on(graph):
     # ReLU is the fullest: the convolution's input and ReLU's result are saved, its own input and output at work.
     assert memory(graph, {"n": 2}) == 3 * WEIGHTS + X / 2 + Y / 2 + 2 * (Y / 2)
@@ -71,36 +64,3 @@ def test_autograd_holds_both_copies_that_a_redistribution_needs():
     weights = 4 * (4 * 8 + 8 * 1)
     found = evaluate(trace(nn.Sequential(*layers), (4, 4, 8, 8)), {"0": {"n": 2}, "1": {"h": 2}}, machine(), 2).memory
     assert found == 3 * weights + X / 2 + Y / 2 + 2 * (Y / 2)
-
-
-def test_what_has_no_distributed_operator_saves_whole_tensors():
-    class Orthogonal(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = nn.Linear(8, 8)
-
-        def forward(self, x):
-            return torch.linalg.qr(self.first(x))[0]
-
-    traced = trace(Orthogonal(), (4, 64, 8))
-    whole, split = (memory(traced, {"n": n}, ranks=4) for n in (1, 4))
-    saved = next(op for op in traced.operations if op.kind == "linalg_qr").saved
-    kept = sum({v.storage: v.elements * v.itemsize for v in saved}.values())
-    assert kept > 4 * 4 * 64 * 8 and kept < split < whole
-
-
-def test_what_attention_saves_is_counted_by_the_functions_that_it_is_made_of():
-    attend = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-    traced = trace(attend, (4, 64, 8))
-    assert {"linear", "scaled_dot_product_attention"} <= {op.kind for op in traced.operations}
-    whole, split = (memory(traced, {"n": n}, ranks=4) for n in (1, 4))
-    assert split < whole / 2
-
-
-def test_a_copy_is_as_large_as_on_the_grid_where_it_goes():
-    # Of seven rows the larger part has four: blocks of both convolutions there, against those of two of four samples.
-    two = trace(nn.Sequential(nn.Conv2d(4, 8, 1, bias=False), nn.Conv2d(8, 8, 1, bias=False)), (4, 4, 7, 8))
-    moved = evaluate(two, {"0": {"n": 2}, "1": {"h": 2}}, machine(), 2, memory_model="keep-all").memory
-    stays = evaluate(two, {"*": {"n": 2}}, machine(), 2, memory_model="keep-all").memory
-    rows, samples = 4 * 4 * 8 * 4 * 8, 4 * 2 * 8 * 7 * 8
-    assert moved - stays == 2 * rows + 2 * rows - 2 * samples

@@ -2,51 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from distconv.perfmodel.exploration.candidate_stages import ExplorationContext, Overheads, round_to_layers
 from distconv.perfmodel.exploration.explore import explore
-from distconv.perfmodel.machine.links import Link, RankGroup
+from distconv.perfmodel.machine.links import RankGroup
 from distconv.perfmodel.stages.devices import Device
-from tests.perfmodel.exploration.equal_layers import LATENCY, equal_layers, machine_of
+from tests.perfmodel.exploration.equal_layers import equal_layers, machine_of
 
 
 def test_cuts_beside_positions_leave_each_stage_a_layer():
     assert round_to_layers([1.4, 1.6, 3.7], 5) == [1, 2, 4]
     assert round_to_layers([0.2, 0.3], 3) == [1, 2]
     assert round_to_layers([4.9, 4.95], 5) == [3, 4]
-
-
-def test_memory_is_activations_in_flight_and_weights_with_gradients_and_state():
-    found = explore(equal_layers(), machine_of(1e12), 4, 16, microbatches=[16], schedules=["1f1b-so"])
-    # Two layers each; weights, gradients, momentum; twice 4, 3, 2, 1 micro-batches of a sixteenth.
-    assert found.best.memory == tuple(3 * 16.0 + flying * 1.0 for flying in (8, 6, 4, 2))
-    assert found.memory == 56.0
-
-
-def test_stashed_weights_and_mini_batches_under_way_take_memory():
-    pipedream = explore(equal_layers(), machine_of(1e12), 4, 16, microbatches=[1], schedules=["pipedream"])
-    # Two layers each; weights, gradients, momentum, and stashed ones; 4, 3, 2, 1 mini-batches of 16 bytes.
-    assert pipedream.best.memory == tuple((3 + flying - 1) * 16.0 + flying * 16.0 for flying in (4, 3, 2, 1))
-    stale = explore(equal_layers(), machine_of(1e12), 4, 16, microbatches=[1], schedules=["stale"])
-    assert stale.best.memory == tuple(3 * 16.0 + flying * 16.0 for flying in (7, 5, 3, 1))
-
-
-def test_a_transfer_between_nodes_takes_their_link():
-    profile, machine = equal_layers(activation=1e9), machine_of(1e10, per_node=2)
-    slow = replace(machine, network=Link(LATENCY, 1e9))
-    arguments = {"microbatches": [8], "schedules": ["1f1b-sno"]}
-    one_node = explore(profile, replace(machine, ranks_per_node=4), 4, 16, **arguments)
-    assert explore(profile, slow, 4, 16, **arguments).time > one_node.time
-    two = explore(profile, slow, 2, 16, **arguments)
-    assert two.time == explore(profile, machine, 2, 16, **arguments).time
-
-
-def test_an_allreduce_hides_behind_the_last_backward_pass_where_the_machine_overlaps():
-    hidden = explore(equal_layers(parameters=1e8), machine_of(1e9, overlap=True), 4, 16, microbatches=[4])
-    assert hidden.schedule == "dp" and hidden.time == pytest.approx(6.0)
 
 
 def test_overheads_of_passes_messages_and_updates_count_once_each():
@@ -68,17 +36,6 @@ def test_overheads_of_passes_messages_and_updates_count_once_each():
     assert blocking.time == pytest.approx(plain.time + 2 * (4 - 1) * sent)
 
 
-@pytest.mark.parametrize(("replicas", "share"), [(1, 0.0), (2, 0.5), (4, 1.0)])
-def test_replicas_of_a_stage_are_joined_for_its_share_of_the_layers(replicas, share):
-    setting = ExplorationContext(equal_layers(8), machine_of(1e12), [Device("any", 4)], 1)
-    plain, joined = (
-        replace(setting, overheads=each).pipeline_candidate("gpipe", replicas, 4)
-        for each in (NO_OVERHEADS, Overheads(join_s=0.25))
-    )
-    cuts = {1: [2, 4, 6], 2: [4], 4: []}[replicas]
-    assert joined.time(cuts) == pytest.approx(plain.time(cuts) + 0.25 * share)
-
-
 def stages_of(layers, devices, replicas=1):
     setting = ExplorationContext(equal_layers(layers), machine_of(1e12), devices, 1)
     return setting.pipeline_candidate("gpipe", replicas, 4)
@@ -96,14 +53,6 @@ def test_a_stage_has_the_room_of_the_smallest_device_that_has_it():
     found = stages_of(4, devices, replicas=2)
     assert found.memory_limits == [9e9, 1e9]
     assert found.partition([2]).assignment == ({"large": 2}, {"large": 1, "small": 1})
-
-
-def test_a_partition_has_the_layers_between_whole_cuts_and_the_time_of_its_positions():
-    found = stages_of(4, [Device("gpu", 3, None)])
-    partition = found.partition([1.4, 3.0])
-    assert partition.cuts == (1, 3) and partition.positions == (1.4, 3.0)
-    assert partition.stages == (("l0",), ("l1", "l2"), ("l3",))
-    assert partition.time == found.time([1.4, 3.0])
 
 
 def test_part_of_a_layer_takes_its_part_of_the_time_and_memory():

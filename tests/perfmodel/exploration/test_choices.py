@@ -3,19 +3,7 @@
 from __future__ import annotations
 
 from distconv.perfmodel.exploration.choices import Choice, Exploration, StageCosts
-from distconv.perfmodel.exploration.explore import SYNCHRONOUS, explore
 from distconv.perfmodel.stages.stage_costs import StagePartition
-from tests.perfmodel.exploration.equal_layers import equal_layers, machine_of
-
-
-def test_an_exploration_says_what_it_chose_and_what_else_there_was():
-    found = explore(equal_layers(parameters=1e9), machine_of(1e9), 4, 16)
-    said = found.explain()
-    assert said.splitlines()[0] == "16 samples on 4 devices of lassen"
-    assert f"best: {found.schedule}" in said and "cut before l2, l4, l6" in said
-    assert all(f"\n{name} " in said for name in SYNCHRONOUS)
-    assert f"{len(found.table)} combinations" in said
-    assert found.microbatches == found.best.microbatches
 
 
 def choice(time, *, fits=True, **given):

@@ -58,14 +58,6 @@ def test_cuts_that_are_searched_for_are_all_but_the_best_of_all():
     assert (fitting, optimal) == (216, 212)
 
 
-def test_a_search_from_the_emptiest_cuts_alone_finds_cuts_that_fit_where_there_are_any(monkeypatch):
-    cases = [random_stages(seed) for seed in range(100, 120)]
-    fits = [excess_and_time(stages, best_cuts(stages))[0] == 0 for stages in cases]
-    monkeypatch.setattr(cuts_module, "TRANSFER_WEIGHTS", ())
-    assert [excess_and_time(stages, best_cuts(stages))[0] == 0 for stages in cases] == fits
-    assert any(fits) and not all(fits)
-
-
 def slowest_stage(stages, cuts):
     """Seconds of the slowest stage."""
     seconds = [layer.time_s for layer in stages.context.profile.layers]

@@ -12,7 +12,7 @@ from distconv.perfmodel.cost.assumptions import Settings
 from distconv.perfmodel.cost.evaluation import StepModel
 from distconv.perfmodel.cost.operation_work import local_call, work
 from distconv.perfmodel.exploration.choices import ExplorationError
-from distconv.perfmodel.exploration.explore import ASYNCHRONOUS, SYNCHRONOUS, explore
+from distconv.perfmodel.exploration.explore import SYNCHRONOUS, explore
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.machine.machine import Machine, RankGroup
 from distconv.perfmodel.profiles.predicted_profile import predicted_profile, scale_profile
@@ -21,14 +21,6 @@ from distconv.pipeline import schedule, simulate
 from tests.perfmodel.exploration.equal_layers import equal_layers, machine_of
 
 PIPELINES = SYNCHRONOUS[1:]
-
-
-def test_a_network_of_large_weights_is_cut_and_one_of_large_activations_is_not():
-    machine = machine_of(1e9)
-    weights = explore(equal_layers(parameters=1e9), machine, 4, 16)
-    activations = explore(equal_layers(activation=4e10), machine, 4, 16)
-    assert weights.schedule in PIPELINES and weights.stages.replicas == (1, 1, 1, 1)
-    assert activations.schedule == "dp" and activations.stages.replicas == (4,)
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -57,29 +49,11 @@ def test_what_does_not_fit_is_not_chosen_but_listed():
     assert [choice.fits for choice in tight.table] == sorted((choice.fits for choice in tight.table), reverse=True)
 
 
-def test_larger_networks_fit_more_devices_in_a_pipeline_only():
-    machine = machine_of(1e12, memory=8 * 3 * 8 / 2 + 16)
-    assert explore(equal_layers(), machine, 4, 16, schedules=PIPELINES).schedule in PIPELINES
-    for devices in (4, 8, 16):
-        with pytest.raises(ExplorationError, match=r"no choice fits into 112 bytes .* dp .* needs \d+ bytes"):
-            explore(equal_layers(), machine, devices, 16, schedules=["dp"])
-
-
 def test_the_memory_named_where_nothing_fits_is_enough():
     with pytest.raises(ExplorationError, match="no choice fits") as caught:
         explore(equal_layers(), machine_of(1e12, memory=10), 4, 16)
     needed = float(str(caught.value).rsplit("needs ", 1)[1].split()[0])
     assert explore(equal_layers(), machine_of(1e12, memory=needed), 4, 16).memory == needed
-
-
-def test_the_joint_search_is_never_slower_and_finds_pipelines_side_by_side():
-    # Too little memory for the whole network, and too few micro-batches for a long pipeline.
-    profile, machine = equal_layers(), machine_of(1e12, memory=150)
-    plain = explore(profile, machine, 8, 16, microbatches=[16])
-    joint = explore(profile, machine, 8, 16, microbatches=[16], joint=True)
-    assert joint.time < plain.time
-    assert joint.best.replicas in (2, 4) and len(joint.best.memory) == 8 // joint.best.replicas
-    assert all(sum(held.values()) == joint.best.replicas for held in joint.stages.assignment)
 
 
 def test_a_profile_of_some_samples_counts_for_others_in_proportion():
@@ -90,29 +64,6 @@ def test_a_profile_of_some_samples_counts_for_others_in_proportion():
     assert explore(of_four, machine, 4, 16, samples=4).time == pytest.approx(whole_batch.time)
     made = explore(lambda samples: scale_profile(of_four, samples / 4), machine, 4, 16)
     assert made.time == pytest.approx(whole_batch.time)
-
-
-def test_a_slower_device_gets_fewer_layers_in_a_pipeline_and_holds_up_data_parallelism():
-    devices = [Device("slow", 1, [6.0] * 9), Device("fast", 1, [3.0] * 9)]
-    profile, machine = equal_layers(9), machine_of(1e12)
-    piped = explore(profile, machine, devices, 16, schedules=["1f1b-as"])
-    assert piped.stages.cuts == (3,) and piped.stages.assignment == ({"slow": 1}, {"fast": 1})
-    parallel = explore(profile, machine, devices, 16, schedules=["dp"])
-    assert parallel.time == pytest.approx(6.0 * 9 / 2)
-    assert explore(profile, machine, devices, 16, schedules=ASYNCHRONOUS).schedule == "1f1b-as"
-
-
-def test_layers_are_shared_between_stages_only_if_asked():
-    profile, machine = equal_layers(3), machine_of(1e12)
-    assert explore(profile, machine, 2, 16, schedules=["1f1b-as"]).stages.positions in ((1.0,), (2.0,))
-    shared = explore(profile, machine, 2, 16, schedules=["1f1b-as"], share_layers=True)
-    assert shared.stages.positions == pytest.approx((1.5,))
-
-
-@pytest.mark.parametrize("joint", [False, True])
-def test_one_device_takes_the_whole_network(joint):
-    found = explore(equal_layers(), machine_of(1e9), 1, 16, schedules=PIPELINES, joint=joint)
-    assert found.schedule == "dp" and found.stages.cuts == () and found.time == pytest.approx(24.0)
 
 
 @pytest.mark.parametrize(
@@ -151,21 +102,10 @@ def test_a_machine_may_be_named_and_single_choices_need_no_list():
     assert found == explore(profile, Machine.load("v100-pcie"), 2, 16, microbatches=[4], schedules=["1f1b-sno"])
 
 
-def test_one_device_lists_each_choice_once():
-    found = explore(equal_layers(), machine_of(1e12), 1, 16)
-    assert [choice.schedule for choice in found.table] == ["dp"] * 5
-
-
 def images(count):
     """Graphs of four convolutions on images of 64 x 64: large activations, small weights."""
     layers = [nn.Conv2d(4, 4, 3, padding=1) for _ in range(4)]
     return trace(nn.Sequential(*layers), (count, 4, 64, 64))
-
-
-def test_graphs_without_joint_are_profiles():
-    machine = machine_of(1e9)
-    found = explore(images, machine, 2, 4)
-    assert found.table == explore(lambda count: predicted_profile(images(count), machine), machine, 2, 4).table
 
 
 def test_samples_too_large_for_a_device_are_divided_among_the_ranks_of_a_stage():
@@ -193,18 +133,6 @@ def test_every_choice_of_a_joint_search_uses_all_ranks_and_is_priced_by_its_own_
             assert choice.time == pytest.approx(expected, rel=1e-12)
 
 
-def test_stages_begin_at_the_cuts_that_are_allowed_alone():
-    free = explore(equal_layers(), machine_of(1e12), 2, 16, microbatches=[8], schedules=["gpipe"], joint=True)
-    assert free.stages.stages[1][0] == "l4"
-    tied = explore(
-        equal_layers(), machine_of(1e12), 2, 16, microbatches=[8], schedules=["gpipe"], joint=True, cuts=["l1", "l6"]
-    )
-    assert tied.stages.stages[1][0] == "l6" and tied.time > free.time
-    for cuts in (["l1", "l6"], []):
-        found = explore(equal_layers(), machine_of(1e12), 4, 16, joint=True, cuts=cuts)
-        assert {len(choice.memory) for choice in found.table} <= set(range(1, len(cuts) + 2))
-
-
 @pytest.mark.parametrize("name", ["pipedream", "stale"])
 @pytest.mark.parametrize("stages", [2, 4])
 def test_an_endless_schedule_takes_what_a_mini_batch_takes_longer_in_the_simulation(name, stages):
@@ -217,14 +145,6 @@ def test_an_endless_schedule_takes_what_a_mini_batch_takes_longer_in_the_simulat
         for count in (40, 80)
     ]
     assert found.time == pytest.approx((spans[1] - spans[0]) / 40, rel=1e-6)
-
-
-def test_the_costs_of_a_choice_are_those_of_its_micro_batches():
-    found = explore(equal_layers(activation=1e9), machine_of(1e10), 4, 16, joint=True)
-    for choice in found.table:
-        passes = choice.costs.forward + choice.costs.backward
-        assert choice.microbatches * sum(passes) == pytest.approx(8 * 3.0)
-        assert len(choice.costs.transfer) == len(choice.memory) - 1
 
 
 def measured_machine(graph, machine, ranks, factor):

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import distconv as dc
 from distconv.perfmodel.machine.links import RankGroup
@@ -90,13 +88,6 @@ def test_a_file_is_read_with_its_units(tmp_path):
             Compute(4, slow, {"conv 3x3": 0.0032, "other": 1e-5}),
         ),
     )
-
-
-def test_a_latency_of_collective_steps_is_read_and_written(tmp_path):
-    found = load(tmp_path, GOOD.replace("bandwidth: 12.5 GB/s", "bandwidth: 12.5 GB/s, step: 30 us"))
-    assert found.network == Link(2e-6, 12.5e9, 30e-6) and found.node.step_s is None
-    found.save(tmp_path / "again.yaml")
-    assert Machine.load(tmp_path / "again.yaml") == found
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
@@ -186,37 +177,25 @@ def test_a_machine_with_a_wrong_type_is_not_saved(tmp_path):
         replace(Machine.load("lassen"), overlap=Overlap(1, True)).save(tmp_path / "box.yaml")
 
 
-def test_entries_of_compute_must_be_there():
-    with pytest.raises(dc.MachineError, match=r"found entries for busy=\[\]"):
-        replace(Machine.load("lassen"), compute=())
-
-
 # -- saving -----------------------------------------------------------------------------------------------------------
 
-POSITIVE = st.floats(min_value=1e-30, max_value=1e30)
-KEYS = st.text(st.characters(codec="utf-8"), max_size=200)
 
-
-@pytest.mark.long
-@settings(max_examples=30)
-@given(POSITIVE, POSITIVE, POSITIVE, st.dictionaries(KEYS, POSITIVE, max_size=5), st.booleans())
-def test_what_is_saved_is_loaded_as_it_was(tmp_path_factory, a, b, c, table, flag):
-    path = tmp_path_factory.getbasetemp() / "saved.yaml"
+def test_what_is_saved_is_loaded_as_it_was(tmp_path):
     one = Machine(
         name="a: b # c",
         ranks_per_node=3,
-        memory_bytes=a,
-        node=Link(b, c),
-        network=Link(c, a),
-        overlap=Overlap(flag, not flag),
+        memory_bytes=1e9 / 3,
+        node=Link(1e-7 / 3, 2e9),
+        network=Link(2.5e-6, 1e30, step_s=3e-5),
+        overlap=Overlap(False, True),
         compute=(
-            Compute(1, Roofline(a, b, c, small=a, exchange_s=b, gradient_s=c, unfilled=c)),
-            Compute(3, Roofline(c, b, a), table),
+            Compute(1, Roofline(1e13, 2e11, 3e-6, small=1e3, exchange_s=2e-5, gradient_s=4e-6, unfilled=0.3)),
+            Compute(3, Roofline(1e-30, 2e11, 1e30), {"\N{GREEK SMALL LETTER ALPHA}: - #": 1e-4}),
         ),
-        on_chip_bytes=b if flag else 0.0,
+        on_chip_bytes=4.3e7,
     )
-    one.save(path)
-    assert Machine.load(path) == one
+    one.save(tmp_path / "saved.yaml")
+    assert Machine.load(tmp_path / "saved.yaml") == one
 
 
 @pytest.mark.parametrize("name", built_in())
@@ -226,48 +205,11 @@ def test_a_built_in_machine_survives_being_saved(tmp_path, name):
     assert Machine.load(tmp_path / "copy.yaml") == machine and machine.name == name
 
 
-def test_a_table_of_many_thousand_entries_takes_a_line_each(tmp_path):
-    table = {
-        f"conv2d x=(8,64,{i},{i}) w=(64,64,3,3) stride=1 padding=1 float32 fp": 1e-4 * (1 + i / 7) for i in range(5000)
-    }
-    machine = replace(Machine.load("lassen"), compute=(Compute(1, Roofline(1.0, 1.0, 1.0), table),))
-    machine.save(tmp_path / "large.yaml")
-    assert len((tmp_path / "large.yaml").read_text().splitlines()) < 5050
-    assert Machine.load(tmp_path / "large.yaml") == machine
-
-
 # -- the built-in ones ------------------------------------------------------------------------------------------------
 
 
 def test_the_built_in_machines_are_those_that_are_documented():
     assert built_in() == ["h200-node", "lassen", "localhost", "v100-pcie", "vcu118", "vcu129"]
-
-
-def test_lassen_is_the_machine_of_the_paper():
-    lassen = Machine.load("lassen")
-    assert (lassen.ranks_per_node, lassen.memory_bytes) == (4, 16e9)
-    assert 0.5 * 15.7e12 <= lassen.computing(4).roofline.flops_per_s <= 15.7e12  # the data sheet's peak
-    assert lassen.network.bandwidth_bytes_per_s * lassen.ranks_per_node == 25e9
-    assert lassen.overlap == Overlap(halo=True, allreduce=True)
-
-
-@pytest.mark.parametrize("name", built_in())
-def test_a_built_in_machine_is_of_sane_order(name):
-    machine = Machine.load(name)
-    for link in (machine.node, machine.network):
-        assert 1e-7 < link.latency_s < 1e-3 and 1e8 < link.bandwidth_bytes_per_s < 1e12
-    assert machine.node.bandwidth_bytes_per_s > machine.network.bandwidth_bytes_per_s
-    assert math.isclose(machine.send(1e6, across=False), machine.node.send(1e6))
-    assert math.isclose(machine.send(1e6, across=True), machine.network.send(1e6))
-
-
-def test_compute_is_that_of_the_busiest_entry_that_is_not_above(tmp_path):
-    box = load(tmp_path, GOOD)
-    assert [box.computing(ranks).busy for ranks in (1, 2, 3, 4, 5, 1000)] == [1, 1, 1, 4, 4, 4]
-
-
-def test_machines_can_be_keys():
-    assert len({Machine.load("lassen"), Machine.load("lassen"), Machine.load("localhost")}) == 2
 
 
 def test_a_small_result_fills_only_its_share_of_the_device():
@@ -285,15 +227,6 @@ def test_a_machine_with_other_ranks_at_work_computes_as_they_leave_it():
     busy = machine.at_work(2)
     assert busy.computing(1).roofline == busy.computing(2).roofline == machine.computing(2).roofline
     assert machine.at_work(100).computing(1).roofline == machine.computing(8).roofline
-
-
-def test_a_kernel_takes_what_is_longer_and_a_small_one_fills_its_share():
-    whole = Roofline(flops_per_s=10.0, bytes_per_s=2.0, kernel_s=0.5)
-    assert whole.time(100.0, 8.0, 1.0) == 0.5 + 10.0  # arithmetic, not 10 + 4
-    assert whole.time(10.0, 8.0, 1.0) == 0.5 + 4.0  # memory
-    small = replace(whole, small=160.0, unfilled=0.5)
-    assert small.time(100.0, 8.0, 40.0) == 0.5 + 10.0 / 0.25**0.5
-    assert small.time(100.0, 8.0, 320.0) == whole.time(100.0, 8.0, 320.0)
 
 
 def test_ranks_lie_on_as_many_nodes_as_they_need_and_collectives_have_a_latency_of_their_own():

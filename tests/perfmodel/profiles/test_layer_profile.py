@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import distconv as dc
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile, ProfileError
-
-DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "profiles"
 
 TEXT = """\
 node3 -- ReLU(inplace) -- forward_compute_time=1.000, backward_compute_time=2.000, activation_size=8.000, \
@@ -84,22 +81,6 @@ def test_a_cut_carries_each_output_that_is_read_behind_it_once():
 def test_what_nobody_reads_is_carried_to_the_end():
     layers = [layer(name, size) for name, size in zip("abc", (1.0, 10.0, 100.0), strict=True)]
     assert Profile(layers, [("a", "b"), ("a", "c")]).crossing_bytes == (0.0, 1.0, 11.0, 0.0)
-
-
-@pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
-def test_the_published_profiles_hold_all_their_nodes_but_the_input(tmp_path):
-    paths = sorted(DATA.glob("*.txt"))
-    assert len(paths) == 6
-    for path in paths:
-        profile = Profile.load(path)
-        nodes = [line for line in path.read_text().splitlines() if line.startswith("node")]
-        assert len(profile.layers) == len(nodes) - 1
-        milliseconds = sum(
-            float(line.split("forward_compute_time=")[1].split(",")[0]) for line in nodes if "-- Input --" not in line
-        )
-        assert sum(each.forward_s for each in profile.layers) == pytest.approx(milliseconds / 1e3, rel=1e-12)
-        profile.save(tmp_path / "copy.json")
-        assert Profile.load(tmp_path / "copy.json") == profile
 
 
 @pytest.mark.parametrize(

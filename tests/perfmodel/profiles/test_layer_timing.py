@@ -6,13 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from distconv.layers.models import MODELS
-from distconv.layers.models.sparse import sparse_vgg16_bn
 from distconv.layers.sparse import SparseConv, SparseGlobalPool, coordinate_manager
-from distconv.perfmodel.profiles.layer_profile import Profile
 from distconv.perfmodel.profiles.layer_timing import TimingError, _DeviceClock, time_layers
-from distconv.perfmodel.stages.partition import METHODS, partition
-from distconv.pipeline.splitting.split import split
 from tests.layers.sparse.clouds import random_cloud, rng_of
 
 PAUSE = 0.5
@@ -76,10 +71,6 @@ def test_a_layer_has_what_follows_it_and_the_bytes_that_it_passes_on():
     assert [layer.parameter_bytes for layer in found.layers] == [160, 288, 0, 72]
 
 
-def test_what_the_shortcut_carries_crosses_the_cuts_that_it_leads_over():
-    assert time_layers(Residual(), [torch.rand(3, 4)], 0, 1).profile.crossing_bytes == (0, 96, 192, 96, 0)
-
-
 def test_each_pass_is_counted_for_the_layer_that_takes_it(standing):
     model = nn.Sequential(nn.Linear(4, 4), Pause(PAUSE, 0), nn.Linear(4, 4), Pause(0, 2 * PAUSE), nn.Linear(4, 4))
     found = layers_of(model, 2, 4, steps=3)
@@ -124,40 +115,9 @@ def test_the_model_is_left_in_its_mode_without_gradients_or_hooks():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_model_without_modules_inside_is_one_layer():
-    assert [*layers_of(nn.Linear(4, 4), 2, 4)] == ["Linear"]
-
-
 def test_a_recurrent_layer_keeps_its_parameters():
     model = nn.LSTM(4, 8)
     assert layers_of(model, 5, 2, 4)["LSTM"].parameter_bytes == sum(p.nbytes for p in model.parameters())
-
-
-@pytest.mark.parametrize("name", ["lenet5", "resnet20", "unet"])
-def test_stages_are_cut_by_a_measured_profile_that_went_through_a_file(tmp_path, name):
-    model = MODELS[name](width=4)
-    sample = MODELS[name].sample
-    shape = sample if name != "unet" else (sample[0], 32, 32)
-    found = time_layers(model, [torch.rand(2, *shape)], 0, 1).profile
-    found.save(tmp_path / "layers.json")
-    loaded = Profile.load(tmp_path / "layers.json")
-    assert loaded == found
-    assert sum(layer.parameter_bytes for layer in loaded.layers) == sum(p.nbytes for p in model.parameters())
-    # A cut is in front of a module of the model.
-    assert {layer.name.split("#")[0] for layer in loaded.layers} <= {name for name, _ in model.named_modules()}
-    for method in METHODS:
-        assert sum(map(len, partition(loaded, 2, 1e9, method).stages)) == len(loaded.layers)
-
-
-def test_the_stages_of_a_partition_are_where_a_model_is_split():
-    model, x = MODELS["resnet20"](width=4).double(), torch.rand(2, 3, 32, 32, dtype=torch.float64)
-    found = partition(time_layers(model, [x], 0, 1).profile, 3, 1e9, "bapipe")
-    values = (x,)
-    model.eval()
-    for stage in split(model, [layers[0] for layers in found.stages[1:]]):
-        result = stage(*values)
-        values = result if isinstance(result, tuple) else (result,)
-    assert len(found.stages) == 3 and torch.equal(values[0], model(x))
 
 
 @pytest.mark.parametrize(
@@ -228,11 +188,3 @@ def test_each_step_builds_its_kernel_maps_anew(monkeypatch):
     steps = 1 + 1 + 2 * 2
     assert len(made) == 2 * steps  # a's, which b shares, and c's
     assert x.coordinate_manager.misses == 0
-
-
-def test_a_sparse_network_is_cut_where_its_profile_says():
-    model = sparse_vgg16_bn(1)
-    x = random_cloud(rng_of("cut"), 3, 1, sites=60).detach().to(torch.float32)
-    found = partition(time_layers(model, [x], 0, 2).profile, 2, 1e9, "sparsepipe")
-    names = [stage[0] for stage in found.stages[1:]]
-    assert len(split(model, names)) == len(found.stages)

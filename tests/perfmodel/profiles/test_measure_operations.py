@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import pytest
@@ -63,20 +62,6 @@ def test_every_phase_of_every_operation_is_measured_for_every_candidate(comm):
                 if work(call, phase).kernels:
                     assert table[f"{call.key} {phase}"] > 0, (op.name, candidate, phase)
     assert comm.allgather(table) == [table] * comm.size
-
-
-@pytest.mark.ranks(1, 2)
-def test_costs_are_taken_from_the_table(comm):
-    graph = trace(Network(), (4, 4, 8, 8))
-    options = {name: [{"n": 2}] for name in graph.deciding}
-    table = measure(calls_of(graph, options, 2, 2), comm, CPU)
-    here = machine()
-    here = dataclasses.replace(here, compute=(dataclasses.replace(here.compute[0], table=table),))
-    model = StepModel.cached(graph, here, 2, Settings())
-    op = graph.operations[0]
-    cost = model.costs.operation(op, model.parts({"n": 2}))
-    key = local_call(op, model.parts({"n": 2})).key
-    assert (cost.fp, cost.bpw) == (table[f"{key} forward"], table[f"{key} weight"])
 
 
 @pytest.mark.ranks(2)
@@ -176,22 +161,6 @@ def test_a_time_is_the_mean_of_its_runs_after_some_that_warm_up(comm, monkeypatc
     table = measure(calls_of(graph, {"0": [{"n": 2}]}, 2, 2), comm, CPU)
     assert list(table.values()) == [pytest.approx(best * comm.size / runs) for best in (3.0, 7.0)]  # FP, BPw
     assert len(made) == 2 * 3 * (1 + 1 + times)  # to see that it runs, to warm up, and as often as is measured
-
-
-@pytest.mark.ranks(1, 2)
-def test_copies_are_differentiated_in_one_pass_and_each_by_itself(comm, monkeypatch):
-    op = trace(nn.Sequential(nn.Conv2d(2, 2, 1), nn.Conv2d(2, 3, 1)), (2, 2, 4, 4)).operations[1]
-    call, grid = local_call(op, AxisParts.from_axes({"n": 2}, 2, 2)), dc.ProcessGrid(comm, n=comm.size)
-    copies = [_CallCopy(call, "input", grid, CPU) for _ in range(3)]
-    calls, backward = [], torch.autograd.backward
-    monkeypatch.setattr(torch.autograd, "backward", lambda *given, **more: calls.append(backward(*given, **more)))
-    monkeypatch.setattr(torch, "randn_like", torch.ones_like)
-    found = _backward(copies)()
-    assert len(calls) == 1 and len(found) == len(copies)
-    for copy, gradient in zip(copies, found, strict=True):
-        weight = copy.args[1]
-        torch.testing.assert_close(gradient, weight.sum(0)[None].expand_as(gradient))
-        assert all(leaf.grad is None for leaf in copy.leaves)
 
 
 @pytest.mark.ranks(2)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from torch import nn
 
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.machine.links import RankGroup
-from distconv.perfmodel.machine.machine import Machine
-from distconv.perfmodel.profiles.predicted_profile import predicted_profile, scale_profile
+from distconv.perfmodel.profiles.predicted_profile import predicted_profile
 from distconv.plan import Plan
 from tests.perfmodel.networks import FLOPS, KERNEL, plain
-
-LASSEN = Machine.load("lassen")
 
 
 def network():
@@ -38,16 +34,6 @@ def test_each_layer_takes_its_flops_and_its_kernels():
     assert [layer.parameter_bytes for layer in (first, relu, last)] == [4 * 8 * 4 * 9, 0, 4 * 2 * 8 * 25]
 
 
-def test_samples_on_two_ranks_take_half_and_the_sum_of_gradients():
-    here = plain()
-    first, _, last = predicted_profile(network(), here, Plan({"*": {"n": 2}}), 2).layers
-    one, other = convolutions(3, 12)
-    reduced = [here.allreduce(RankGroup(2, 2), 4 * taps) for taps in (8 * 4 * 9, 2 * 8 * 25)]
-    assert (first.forward_s, first.backward_s) == pytest.approx((one, one + reduced[0]), rel=1e-12)
-    assert (last.forward_s, last.backward_s) == pytest.approx((other, 2 * other + reduced[1]), rel=1e-12)
-    assert (first.activation_bytes, last.parameter_bytes) == (4 * 3 * 8 * 120, 4 * 2 * 8 * 25)
-
-
 def test_rows_on_two_ranks_take_half_halos_and_a_layer_on_another_grid_its_redistribution():
     here = plain()
 
@@ -64,31 +50,6 @@ def test_rows_on_two_ranks_take_half_halos_and_a_layer_on_another_grid_its_redis
     reduced = here.allreduce(RankGroup(2, 2), 4 * 2 * 8 * 25)
     assert last.forward_s == pytest.approx(other + shuffle, rel=1e-12)
     assert last.backward_s == pytest.approx(2 * other + shuffle + reduced, rel=1e-12)
-
-
-def test_times_and_outputs_are_scaled_and_parameters_are_not():
-    profile = predicted_profile(network(), plain())
-    for layer, twice in zip(profile.layers, scale_profile(profile, 2.0).layers, strict=True):
-        assert (twice.forward_s, twice.backward_s) == (2 * layer.forward_s, 2 * layer.backward_s)
-        assert (twice.activation_bytes, twice.parameter_bytes) == (2 * layer.activation_bytes, layer.parameter_bytes)
-
-
-def test_a_shortcut_is_an_edge_and_views_and_shared_weights_are_looked_through():
-    class Shortcut(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv, self.fc = nn.Conv2d(4, 4, 3, padding=1), nn.Linear(64, 2)
-
-        def forward(self, x):
-            x = self.conv(x)
-            return self.fc(torch.flatten(x + self.conv(x), 1))
-
-    profile = predicted_profile(trace(Shortcut(), (2, 4, 4, 4)), LASSEN)
-    first, second, added, last = (layer.name for layer in profile.layers)
-    assert (first, second, last) == ("conv", "conv#2", "fc")
-    assert set(profile.edges) == {(first, second), (first, added), (second, added), (added, last)}
-    assert [layer.parameter_bytes for layer in profile.layers] == [592, 0, 0, 520]
-    assert [layer.activation_bytes for layer in profile.layers] == [512, 512, 512, 16]
 
 
 def test_from_a_replicated_layer_nothing_is_moved_and_its_gradient_is_on_the_way_back():

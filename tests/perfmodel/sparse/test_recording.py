@@ -31,29 +31,6 @@ def test_all_parameters_are_counted() -> None:
         assert counted == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_pairs_are_those_of_the_convolution() -> None:
-    x = cloud()
-    first = record(network(), x).operations[0]
-    assert first.window is not None
-    rows = {tuple(site): row for row, site in enumerate(x.coords.tolist())}
-    expected = {
-        (rows[n, i + a, j + b, k + c], row)
-        for (n, i, j, k), row in rows.items()
-        for a in (-1, 0, 1)
-        for b in (-1, 0, 1)
-        for c in (-1, 0, 1)
-        if (n, i + a, j + b, k + c) in rows
-    }
-    found = [
-        pair
-        for inputs, outputs in first.window.pairs.pairs
-        for pair in zip(inputs.tolist(), outputs.tolist(), strict=True)
-    ]
-    assert len(found) == len(expected)
-    assert set(found) == expected
-    assert (first.window.low, first.window.high) == ((-1,) * 3, (1,) * 3)
-
-
 def test_the_first_layer_has_no_gradient_of_its_input_and_the_rest_has() -> None:
     assert [op.input_gradient for op in record(network(), cloud()).operations] == [False] + 8 * [True]
 

@@ -69,13 +69,6 @@ def test_one_rank_exchanges_nothing_and_ranks_by_samples_send_no_features() -> N
     assert by_samples.sync == by_space.sync > 0.0
 
 
-def test_halves_of_the_sites_take_half_the_memory() -> None:
-    recording = record(resnet(), cloud(sites=2000, reach=20))
-    whole, halves = (predict(recording, machine(), Arrangement(n=1, d=parts)).memory for parts in (1, 2))
-    parameters = 3 * 8 * sum(op.parameters for op in recording.operations)
-    assert 0.5 < (halves - parameters) / (whole - parameters) < 0.8
-
-
 def test_an_axis_that_cuts_nothing_is_refused() -> None:
     with pytest.raises(DistributionError, match="axis c splits none of them"):
         predict(record(network(), cloud()), machine(), Arrangement(c=2))

@@ -10,7 +10,7 @@ import pytest
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile
 from distconv.perfmodel.stages.bapipe import DeviceChain, _neighbours
 from distconv.perfmodel.stages.memory import excess_bytes
-from distconv.perfmodel.stages.partition import Device, PartitionError, partition, stage_time
+from distconv.perfmodel.stages.partition import Device, PartitionError, partition
 from distconv.perfmodel.stages.stage_costs import COSTS, PrefixSums
 
 FAST = 1e12
@@ -50,24 +50,10 @@ def test_cuts_move_until_the_stages_are_balanced():
     assert sorted(chain.stage_times(chain.improve(start, range(1, 10)))) == [2.0, 2.0, 3.0, 3.0]
 
 
-def test_a_layer_is_shared_where_whole_ones_do_not_balance():
-    found = partition(chain_of([1.0, 1.0, 1.0]), 2, FAST, "bapipe")
-    assert found.positions == pytest.approx((1.5,))
-    assert found.time == pytest.approx(1.5)
-    assert stage_time(chain_of([1.0, 1.0, 1.0]), found, 2, FAST) == 2.0
-
-
 def test_a_shared_layer_sends_its_input_and_the_part_of_its_output():
     terms = PrefixSums(chain_of([1.0] * 3, [8.0, 4.0, 1.0]), 2, 1.0, COSTS["bapipe"])
     assert terms.boundary_time(1.0, 1) == 8.0
     assert terms.boundary_time(1.25, 1) == 8.0 + 0.25 * 4.0
-
-
-def test_no_layer_is_shared_where_that_makes_a_boundary_the_slowest():
-    profile = chain_of([1.0, 1.0, 1.0], [1.9, 1.9, 1.0])
-    found = partition(profile, 2, 1.0, "bapipe")
-    assert found.positions == (float(found.cuts[0]),)
-    assert found.time == 2.0
 
 
 def test_positions_that_move_whole_layers_move_the_cuts_with_them_and_leave_no_stage_empty():
@@ -117,15 +103,6 @@ def test_where_a_boundary_is_the_slowest_only_small_ones_are_cut():
 def test_the_smallest_boundaries_are_kept_where_too_few_are_small():
     chain = DeviceChain(PrefixSums(chain_of([1.0] * 5, [50.0, 40.0, 30.0, 20.0, 1.0]), 4, 1.0, COSTS["bapipe"]))
     assert chain.coarse_cuts() == [2, 3, 4]
-
-
-def test_cuts_move_where_memory_is_short():
-    activations = [10.0, 10.0, 10.0, 1.0, 1.0, 1.0]
-    roomy = partition(chain_of([1.0] * 6, activations), 2, FAST, "bapipe")
-    assert roomy.cuts == (3,)
-    # Two mini-batches in flight on the first stage, and weights twice.
-    tight = partition(chain_of([1.0] * 6, activations), [Device("gpu", 2, memory=2 * 20 + 2 * 2)], FAST, "bapipe")
-    assert tight.cuts == (2,) and tight.positions == (2.0,)
 
 
 def test_more_devices_than_layers_are_refused():

@@ -13,7 +13,7 @@ from distconv.perfmodel.cost.candidates import candidates
 from distconv.perfmodel.cost.evaluation import StepModel
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.strategy.longest_path import longest_path
-from tests.perfmodel.networks import KERNEL, machine, plain
+from tests.perfmodel.networks import machine
 
 
 def chain():
@@ -47,21 +47,6 @@ def test_the_choice_along_a_chain_is_the_best_of_all(overlap, bandwidth):
     found = longest_path(model, options)
     chosen = {name: options[name][index] for name, index in found.items()}
     assert along_a_chain(model, chosen) == pytest.approx(best, rel=1e-12)
-
-
-@pytest.mark.parametrize(("kernel", "best"), [(3, {"h": 2}), (9, {"n": 2})])
-def test_a_layer_leaves_the_grid_of_its_input_where_a_halo_costs_more_than_the_way(kernel, best):
-    """Two samples of 4 x 8 x 8 on links of 1 MB/s: numbers by hand, of what differs between two choices."""
-    layers = nn.Conv2d(4, 4, 1, bias=False), nn.Conv2d(4, 2, kernel, padding=kernel // 2, bias=False)
-    graph = trace(nn.Sequential(*layers), (2, 4, 8, 8))
-    model = StepModel.cached(graph, plain(), 2, Settings())
-    options = {"0": [{"h": 2}], "1": [{"n": 2}, {"h": 2}]}
-    # Forward and backward: of both samples so many rows of the other half; or of one sample all four of them.
-    halo = 2 * (1e-4 + 4 * (2 * 4 * (kernel // 2) * 8) / 1e6)
-    way = 2 * (1e-4 + 4 * (1 * 4 * 4 * 8) / 1e6 + 2 * KERNEL)
-    moved, stays = (along_a_chain(model, {"0": {"h": 2}, "1": candidate}) for candidate in options["1"])
-    assert moved - stays == pytest.approx(way - halo, rel=1e-9)
-    assert options["1"][longest_path(model, options)["1"]] == best
 
 
 class Branch(nn.Module):

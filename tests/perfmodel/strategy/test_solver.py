@@ -22,7 +22,7 @@ def valid(problem, choices):
 
 @pytest.mark.parametrize("few", [20_000, NONE], ids=["enumerated", "searched"])
 def test_the_fastest_choice_is_the_one_of_brute_force(few):
-    for seed in range(20):
+    for seed in range(12):
         problem = random_problem(seed)
         found = solve(problem, few=few)
         best, _ = brute_force(problem)
@@ -34,7 +34,7 @@ def test_the_fastest_choice_is_the_one_of_brute_force(few):
 
 @pytest.mark.parametrize("few", [20_000, NONE], ids=["enumerated", "searched"])
 def test_the_fastest_choice_within_a_memory_limit_is_the_one_of_brute_force(few):
-    for seed in range(150, 160):
+    for seed in range(150, 156):
         problem = random_problem(seed)
         _, smallest = brute_force(problem)
         for limit in (smallest, smallest + 0.5):
@@ -66,7 +66,7 @@ def in_bytes(problem):
 
 @pytest.mark.parametrize("few", [20_000, NONE], ids=["enumerated", "searched"])
 def test_a_limit_that_nothing_fits_names_the_smallest_choice(few):
-    for seed in range(20):
+    for seed in range(12):
         problem = random_problem(seed)
         _, smallest = brute_force(problem)
         with pytest.raises(Infeasible, match=r"the smallest known takes .*; give each rank more memory") as caught:
@@ -78,7 +78,7 @@ def test_a_limit_that_nothing_fits_names_the_smallest_choice(few):
 
 @pytest.mark.parametrize("few", [20_000, NONE], ids=["enumerated", "searched"])
 def test_the_smallest_memory_is_that_of_brute_force(few):
-    for seed in range(15):
+    for seed in range(12):
         problem = random_problem(seed)
         _, smallest = brute_force(problem)
         found = smallest_memory(problem, few=few)
@@ -87,7 +87,7 @@ def test_the_smallest_memory_is_that_of_brute_force(few):
 
 
 def test_bounds_hold_and_starts_are_kept_when_there_is_no_time():
-    for seed in range(30):
+    for seed in range(12):
         problem = random_problem(seed, allreduces=1.2)
         best, _ = brute_force(problem)
         start = [size - 1 for size in problem.sizes]
@@ -97,19 +97,11 @@ def test_bounds_hold_and_starts_are_kept_when_there_is_no_time():
 
 
 def test_a_start_that_is_the_best_is_returned_by_its_time():
-    for seed in range(20):
+    for seed in range(12):
         problem = random_problem(seed, (3, 3, 3))
         choices = list(itertools.product(*map(range, problem.sizes)))
         best = min(choices, key=lambda choice: reference_time(problem, choice))
         assert solve(problem, None, [best], 0.0, NONE).time == float(problem.times(as_choice_array(best)))
-
-
-@pytest.mark.long
-def test_the_same_problem_has_the_same_answer():
-    for seed in range(10):
-        problem = layers(seed, 8, 6, skips=2)
-        again = AssignmentProblem(problem.sizes, problem.time, problem.memory)
-        assert solve(problem) == solve(again)
 
 
 def test_of_equal_choices_the_first_is_enumerated():
@@ -142,32 +134,24 @@ def test_small_and_empty_problems_have_their_answer(few, sizes, steps, expected)
     assert found.time == expected == found.bound and found.optimal and found.gap == 0 and found.memory == 0
 
 
-def layers(seed, count, candidates, skips=0, nested=False, hub=None, allreduce=0.1):
+def residual_network(seed, count, candidates, skips):
     """A network as the planner sees it: time falls with the parts, halos do not, equal candidates need no shuffle."""
     random = np.random.default_rng(seed)
     parts = sorted({tuple(2 ** random.integers(0, 7, 2)) for _ in range(50 * candidates)})
     parts = np.array([parts[i] for i in random.permutation(len(parts))[:candidates]])
-    edges = {(v, v + 1) for v in range(count - 1)}
-    edges |= {(v - skips, v) for v in range(skips, count, skips)} if skips else set()
-    edges |= {(v, count - 1 - v) for v in range(0, count // 2, 2)} if nested else set()
-    edges |= {(v // hub * hub, v) for v in range(count) if v % hub} if hub else set()
+    edges = {(v, v + 1) for v in range(count - 1)} | {(v - skips, v) for v in range(skips, count, skips)}
     distance = np.abs(np.log2(parts)[:, None] - np.log2(parts)).sum(axis=-1)
     ranks = parts.prod(axis=1)
     shuffles = {edge: random.random() * 0.1 * distance / (1 + distance) for edge in sorted(edges)}
     forward, backward, memory = [], [], []
     for v in range(count):
         work, weights, halo = random.lognormal(0, 0.5, 3)
-        compute = work / ranks + 0.004 * halo * np.log2(parts[:, 1]) * random.uniform(0.5, 1.5, candidates)
+        seconds = work / ranks + 0.004 * halo * np.log2(parts[:, 1]) * random.uniform(0.5, 1.5, candidates)
+        compute = CostTerm(CostKind.COMPUTE, (v,), seconds)
         incoming = [CostTerm(CostKind.COMPUTE, edge, shuffles[edge]) for edge in sorted(edges) if edge[1] == v]
-        forward += [*incoming, CostTerm(CostKind.COMPUTE, (v,), compute)]
-        reduced = CostTerm(CostKind.ALLREDUCE, (v,), allreduce * weights * (1 - 1 / ranks))
-        backward = [
-            CostTerm(CostKind.COMPUTE, (v,), compute),
-            reduced,
-            CostTerm(CostKind.COMPUTE, (v,), compute),
-            *incoming,
-            *backward,
-        ]
+        reduced = CostTerm(CostKind.ALLREDUCE, (v,), 0.1 * weights * (1 - 1 / ranks))
+        forward += [*incoming, compute]
+        backward = [compute, reduced, compute, *incoming, *backward]
         memory += [
             CostTerm(CostKind.RESIDENT, (v,), np.full(candidates, weights)),
             CostTerm(CostKind.KEEP, (v,), work / ranks),
@@ -176,35 +160,12 @@ def layers(seed, count, candidates, skips=0, nested=False, hub=None, allreduce=0
     return AssignmentProblem((candidates,) * count, tuple(forward + backward), tuple(memory))
 
 
-LARGE = {
-    "chain": {"count": 54, "candidates": 32},
-    "residual": {"count": 54, "candidates": 32, "skips": 3},
-    "nested skips": {"count": 23, "candidates": 40, "nested": True},
-}
-
-
-@pytest.mark.parametrize("allreduce", [0.01, 0.1, pytest.param(1.0, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", LARGE)
-def test_large_networks_have_a_small_proven_gap(name, allreduce):
-    problem = layers(1, allreduce=allreduce, **LARGE[name])
-    found = solve(problem)
-    assert found.bound <= found.time == float(problem.times(as_choice_array(found.choices)))
-    assert found.gap <= 0.03
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("allreduce", [0.01, 0.1, 1.0])
-def test_a_dense_network_has_a_small_proven_gap(allreduce):
-    problem = layers(1, 120, 24, hub=30, allreduce=allreduce)
-    found = solve(problem)
-    assert found.bound <= found.time and found.gap <= 0.03
-
-
 @pytest.mark.long
-def test_a_memory_limit_on_a_large_network_is_met_with_a_small_gap():
-    problem = layers(1, **LARGE["residual"])
+def test_a_large_network_has_a_small_proven_gap_with_and_without_a_memory_limit():
+    problem = residual_network(1, 54, 32, skips=3)
     fastest, smallest = solve(problem), smallest_memory(problem)
-    assert smallest.memory < fastest.memory
+    assert fastest.bound <= fastest.time == float(problem.times(as_choice_array(fastest.choices)))
+    assert fastest.gap <= 0.03 and smallest.memory < fastest.memory
     limit = (smallest.memory + fastest.memory) / 2
     found = solve(problem, limit)
     assert found.memory <= limit and found.time >= fastest.bound and found.gap <= 0.03

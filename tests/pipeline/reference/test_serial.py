@@ -68,65 +68,26 @@ def assert_equals_definition(count, schedule, weights, vertical_sync=False):
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("pairs", [1, 2, 4, 9])
+@pytest.mark.parametrize("pairs", [1, 4])
 def test_stale_weights_follow_their_definition(pairs, weights):
     assert_equals_definition(pairs + 1, "stale", weights)
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("schedule", ["pipedream", "spectrain"])
-@pytest.mark.parametrize("stages", [1, 2, 5])
+@pytest.mark.parametrize("stages", [1, 5])
 def test_one_forward_one_backward_follows_its_definition(stages, schedule, weights):
     assert_equals_definition(stages, schedule, weights)
 
 
 @pytest.mark.parametrize("schedule", ["pipedream", "stale"])
-@pytest.mark.parametrize("stages", [2, 3, 6])
+@pytest.mark.parametrize("stages", [2, 5])
 def test_vertical_sync_uses_one_version_on_all_stages(stages, schedule):
     assert_equals_definition(stages, schedule, "stash", vertical_sync=True)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "weights"), [("stale", "newest"), ("pipedream", "stash"), ("spectrain", "predict")]
-)
-def test_each_schedule_has_the_weights_of_its_paper(schedule, weights):
-    results = []
-    for chosen in (None, weights):
-        torch.manual_seed(1)
-        stages = [two_layers() for _ in range(3)]
-        pipe = SerialPipeline(stages, F.mse_loss, SGD, schedule, weights=chosen)
-        for batch in samples(8):
-            pipe.step(*batch)
-        pipe.drain()
-        results.append([p.detach() for stage in stages for p in stage.parameters()])
-    torch.testing.assert_close(*results, rtol=0, atol=0)
-
-
-def test_newest_takes_old_activations_and_new_weights():
-    """y = w2 u x1 w1, one sample, loss = y: with w2 on the last stage, u and w1 on the first.
-
-    Mini-batches 0, 1, 2 enter before B0 of the first stage. du = w2 h with h = w1 x as it was at the forward, and
-    dw1 = w2 u x with u as it is at the backward, after the update from B0.
-    """
-    w1, u, w2 = (nn.Linear(1, 1, bias=False) for _ in range(3))
-    for linear, value in ((w1, 2.0), (u, 3.0), (w2, 5.0)):
-        nn.init.constant_(linear.weight, value)
-    pipe = SerialPipeline([nn.Sequential(w1, u), w2], lambda y, _: y.sum(), PLAIN_SGD, "stale")
-    x = torch.tensor([[1.0]])
-    for _ in range(3):
-        pipe.step(x, x)
-    # w2: F and B of 0, 1, 2, each with dw2 = u h = 6
-    assert w2.weight.item() == pytest.approx(5 - 3 * RATE * 6)
-    # first stage: B0, whose dy is w2 = 5 before its first update
-    assert (u.weight.item(), w1.weight.item()) == pytest.approx((3 - RATE * 5 * 2, 2 - RATE * 5 * 3))
-    pipe.step(x, x)
-    dy, h_old, u_new = 5 - RATE * 6, 2.0, 3 - RATE * 5 * 2
-    assert u.weight.grad.item() == pytest.approx(dy * h_old)
-    assert w1.weight.grad.item() == pytest.approx(dy * u_new)
-
-
 @pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("cuts", [[7], [1, 4, 10, 11], list(range(1, 20))])
+@pytest.mark.parametrize("cuts", [[7], list(range(1, 20))])
 def test_weights_that_do_not_move_give_the_gradients_of_the_model(cuts, weights):
     model = resnet()
     alone, batches = copy.deepcopy(model), images(2)
@@ -192,18 +153,6 @@ def test_a_synchronous_schedule_is_training_without_a_pipeline(schedule, weights
     assert_same_state(model, alone)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_every_stage_has_the_optimizer_that_was_asked_for(optimizer):
-    model, batches = resnet(), images(4)
-    pipe = SerialPipeline(split(model, [3, 13]), F.cross_entropy, OPTIMIZERS[optimizer], "stale")
-    for batch in batches:
-        pipe.step(*batch)
-    pipe.drain()
-    groups = [group for step in pipe.optimizers for group in step.param_groups]
-    assert {id(p) for group in groups for p in group["params"]} == {id(p) for p in model.parameters()}
-    assert all(step.state for step in pipe.optimizers)
-
-
 @pytest.mark.parametrize(("count", "sizes"), [(3, [3, 2, 2]), (7, [1] * 7), (9, [1] * 7), (1, [7])])
 def test_micro_batches_are_weighted_by_their_sizes(count, sizes):
     model = nn.Sequential(two_layers(), two_layers())
@@ -218,20 +167,6 @@ def test_micro_batches_are_weighted_by_their_sizes(count, sizes):
     assert loss == pytest.approx(expected.item(), rel=1e-13)
     for p, q in zip(model.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.long
-def test_twenty_stages_of_resnet_20_train():
-    model, batches = resnet(), images(45, batch=2)
-    before = copy.deepcopy(model.state_dict())
-    pipe = SerialPipeline(split(model, list(range(1, 20))), F.cross_entropy, PLAIN_SGD)
-    returned = [pipe.step(*batch) for batch in batches]
-    assert returned[:38] == [None] * 38
-    assert None not in returned[38:]
-    pipe.drain()
-    assert [minibatch for minibatch, _ in pipe.losses] == list(range(45))
-    assert [loss for _, loss in pipe.losses[:7]] == returned[38:]
-    assert all(not torch.equal(before[name], p) for name, p in model.named_parameters())
 
 
 def test_after_a_switch_training_goes_on_from_the_weights_there_are():
@@ -267,26 +202,6 @@ def test_after_a_drain_the_pipeline_begins_anew():
 
 def dropping(rate=0.5):
     return [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(rate)) for _ in range(3)]
-
-
-def test_dropout_depends_on_the_seed_alone():
-    stages, batches, results = dropping(), samples(6), []
-    for seed, drawn_before in ((1, 0), (1, 5), (2, 0)):
-        torch.manual_seed(seed)
-        pipe = SerialPipeline(copy.deepcopy(stages), F.mse_loss, SGD)
-        for batch in batches:
-            torch.rand(drawn_before)
-            pipe.step(*batch)
-        pipe.drain()
-        results.append(pipe.losses)
-    assert results[0] == results[1] != results[2]
-
-
-def test_a_step_leaves_torchs_random_numbers_alone():
-    pipe, batch = SerialPipeline(dropping(), F.mse_loss, SGD), samples(1)[0]
-    before = torch.get_rng_state()
-    pipe.step(*batch)
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_second_forward_drops_out_the_same():

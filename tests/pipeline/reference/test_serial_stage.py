@@ -15,36 +15,10 @@ from distconv.pipeline import ScheduleError
 from distconv.pipeline.reference.serial import SerialPipeline
 from distconv.pipeline.reference.serial_stage import SerialStage
 from distconv.pipeline.splitting.split import split
+from tests.pipeline.reference.definition import RATE, WIDTH
+from tests.pipeline.reference.test_serial import SGD, STILL, float64, images, samples
 
-WIDTH, RATE, MOMENTUM = 3, 0.1, 0.9
-SGD = partial(torch.optim.SGD, lr=RATE, momentum=MOMENTUM)
-STILL = partial(torch.optim.SGD, lr=0.0)
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def samples(count, shape=(WIDTH,), batch=4):
-    return [(torch.randn(batch, *shape), torch.randn(batch, WIDTH)) for _ in range(count)]
-
-
-def images(count, batch=4, size=9):
-    return [(torch.randn(batch, 3, size, size), torch.randint(10, (batch,))) for _ in range(count)]
-
-
-def test_a_stage_without_parameters_has_no_optimizer():
-    model = nn.Sequential(nn.Flatten(), nn.Linear(WIDTH, WIDTH), nn.Tanh())
-    pipe = SerialPipeline(split(model, ["1", "2"]), F.mse_loss, SGD)
-    assert [step is None for step in pipe.optimizers] == [True, False, True]
-    for batch in samples(6):
-        pipe.step(*batch)
-    pipe.drain()
-    assert len(pipe.losses) == 6
+__all__ = ["float64"]
 
 
 class Overwriting(nn.Module):

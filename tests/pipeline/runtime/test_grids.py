@@ -99,14 +99,6 @@ def test_label_maps_over_grids(comm):
         assert_as_one_process(comm, segmentation, images(3), "1f1b-sno", 2, grids)
 
 
-@pytest.mark.long
-@pytest.mark.ranks(2, 3, 4, 6)
-def test_classes_over_grids(comm):
-    data = [(x, y[:, 0, 0]) for x, y in images(3)]
-    for grids in GRIDS[comm.size]:
-        assert_as_one_process(comm, classification, data, "gpipe", 2, grids)
-
-
 @pytest.mark.ranks(4, 6)
 def test_replicas_over_grids(comm):
     for replicas, grids in WITH_REPLICAS[comm.size]:

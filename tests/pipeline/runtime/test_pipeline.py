@@ -24,9 +24,7 @@ from tests.pipeline.training import (
 
 OPTIMIZERS = {
     "nesterov": partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
-    "Adam": partial(torch.optim.Adam, lr=0.01),
     "AdamW": partial(torch.optim.AdamW, lr=0.01, amsgrad=True),
-    "RMSprop": partial(torch.optim.RMSprop, lr=0.01, momentum=0.5, centered=True),
 }
 
 

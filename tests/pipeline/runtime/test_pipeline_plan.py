@@ -39,12 +39,6 @@ def test_a_saved_plan_is_loaded_as_it_was(tmp_path):
         assert PipelinePlan.load(tmp_path / "plan.json") == plan
 
 
-def test_a_file_has_each_stage_beside_the_others(tmp_path):
-    content = json.loads(PLAN.to_json())
-    assert content["stages"] == 2 and content["cuts"] == ["stages.1"] and content["version"] == 1
-    assert content["plans"] == [{"ranks": 2, "layers": {"*": {"h": 2}, "stages.0.0": {"n": 2}}}, {"w": 2}]
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -15,11 +15,8 @@ from tests.pipeline.runtime.test_grids import (
     assert_as_one_process,
     classification,
     images,
-    out_of_place,
     segmentation,
-    train,
 )
-from tests.pipeline.training import Chain, assert_close
 
 CONV1_BY_SAMPLES = dc.Plan({"*": {"h": 2}, "0": {"n": 2}})
 CHANNELS_FIRST = dc.Plan({"*": {"w": 2}, "0": {"c": 2}})
@@ -52,38 +49,11 @@ def one_conv_between(count):
     return stages
 
 
-@pytest.mark.ranks(4)
-@pytest.mark.parametrize(
-    ("schedule", "weights"),
-    [("stale", "newest"), ("pipedream", "stash"), ("spectrain", "predict"), ("stale", "recompute")],
-)
-def test_asynchronous_schedules_with_plans_are_the_serial_pipeline(comm, schedule, weights):
-    plans = [CONV1_BY_SAMPLES, CHANNELS_LAST]
-    make = segmentation if weights != "recompute" else out_of_place
-    assert_as_one_process(comm, make, images(7), schedule, 1, plans, weights=weights)
-
-
-@pytest.mark.ranks(6)
-def test_replicas_of_one_stage_of_two_with_plans(comm):
-    plans = [CONV1_BY_SAMPLES, CHANNELS_LAST]
-    assert_as_one_process(comm, segmentation, images(3), "gpipe", 3, plans, replicas=(2, 1))
-
-
 @pytest.mark.ranks(3, 4)
 def test_classes_of_linear_layers_with_grids_of_their_own(comm):
     data = [(x, y[:, 0, 0]) for x, y in images(3)]
     plans = {3: [None, LINEAR_BY_CHANNELS], 4: [CONV1_BY_SAMPLES, LINEAR_BY_CHANNELS]}[comm.size]
     assert_as_one_process(comm, classification, data, "gpipe", 2, plans)
-
-
-@pytest.mark.ranks(3)
-def test_deferred_statistics_with_plans(comm):
-    data = images(2)
-    found = train(comm, segmentation(2), data, "gpipe", 2, plans=[CHANNELS_FIRST, None], batch_norm="deferred")[1]
-    one = comm.Split(comm.rank)
-    alone = train(one, [Chain(segmentation(2))], data, "gpipe", 2, batch_norm="deferred")[1]
-    assert_close(found, list(alone[0].stages))
-    one.Free()
 
 
 @pytest.mark.ranks(4)

@@ -41,7 +41,7 @@ def data(*sizes):
 
 @pytest.mark.fault(27)
 @pytest.mark.ranks(3)
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b-sno", "1f1b-so", "1f1b-as", "zero-bubble"])
+@pytest.mark.parametrize("schedule", ["1f1b-so", "zero-bubble"])
 def test_a_recorded_model_trains_as_one_process_with_micro_batches_of_any_size(comm, schedule):
     alone, model = network(), network()
     batches = data(5, 3, 4)
@@ -108,15 +108,4 @@ def test_replicas_bring_the_statistics_of_a_recorded_models_batch_norms_together
     pipe.synchronize()
     train_plainly([alone], batches, 3, loss)
     assert_close([model], [alone])
-    pipe.close()
-
-
-@pytest.mark.ranks(2)
-def test_deferred_statistics_of_a_recorded_model_are_those_of_the_whole_mini_batch(comm):
-    alone, model, batches = normed(), normed(), data(4)
-    pipe = Pipeline(split(model, ["c"], EXAMPLE), comm, "gpipe", loss, 3, batch_norm="deferred")
-    pipe.step(*batches[0])
-    pipe.synchronize()
-    alone(batches[0][0])
-    torch.testing.assert_close(model.norm.state_dict(), alone.norm.state_dict(), rtol=1e-12, atol=1e-14)
     pipe.close()

@@ -19,11 +19,6 @@ def test_a_trace_holds_every_pass_with_its_time_stage_and_micro_batch(tmp_path):
     assert passes[1, "F0"]["ts"] == 1.25e6
 
 
-def test_the_makespan_is_the_end_of_the_last_span():
-    timeline = simulate(schedule("gpipe", 2, 2), 1, 2, update=3)
-    assert timeline.makespan == max(span.end for span in timeline.spans) == 12
-
-
 def test_a_bubble_is_what_all_replicas_do_not_work():
     """Four mini-batches over three replicas and one: drawn by hand.
 

@@ -181,13 +181,6 @@ def _gradient_hook(self, x):
     return self.c(self.b(x))
 
 
-def _recurrent(self, x):
-    x = self.a(x)
-    rows, (state, _) = self.lstm(x.flatten(2))
-    rows, _ = self.attention(rows, rows, rows, need_weights=False)
-    return self.c(rows.view(x.shape)) + state.sum()
-
-
 def _parametrized():
     made = model_of(_number_of_dimensions, **convolutions())
     nn.utils.parametrizations.weight_norm(made.a)
@@ -223,15 +216,6 @@ IDIOMS = {
     "called twice": make_model(_called_twice, 4),
     "constants": _with_constants,
     "a gradient hook": make_model(_gradient_hook),
-    "recurrent": lambda: model_of(
-        _recurrent,
-        **convolutions(1, c=nn.Conv2d(4, 4, 1)),
-        lstm=nn.LSTM(36, 36, batch_first=True),
-        attention=nn.MultiheadAttention(36, 3, dropout=0.1, batch_first=True),
-    ),
     "parametrized": _parametrized,
 }
-"""Makers of networks, by what is special about them."""
-
-CUTS = {"recurrent": ["lstm", "attention"]}
-"""Where, if not at ``b`` and ``c``."""
+"""Makers of networks by the feature that they have. Cuts are ``b`` and ``c``."""

@@ -78,15 +78,6 @@ class Attention(nn.Module):
         return self.inner(x, x, x, need_weights=False)[0]
 
 
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.GRU(4, 3)
-
-    def forward(self, x):
-        return self.inner(x)[0]
-
-
 class Triangle(nn.Module):
     """An operator of several results, of which the second alone is used."""
 
@@ -125,7 +116,6 @@ MODULES = {
     "branches": (Branches, (5, 4)),
     "weight norm": (lambda: weight_norm(nn.Linear(4, 3)), (5, 4)),
     "attention": (Attention, (5, 2, 4)),
-    "recurrence": (Recurrent, (5, 2, 4)),
     "a triangle of a matrix": (Triangle, (5, 4)),
     "a last hidden state": (lambda: Memory(0), (5, 2, 4)),
     "a last cell": (lambda: Memory(1), (5, 2, 4)),

@@ -13,7 +13,7 @@ from distconv.pipeline import Pipeline
 from distconv.pipeline.schedules.actions import ScheduleError
 from distconv.pipeline.stage.stage_state import broadcast_stage, check_separate, collect_state, describe_stages
 from tests.distconv.layouts import grid_over, normal, raises_everywhere
-from tests.pipeline.training import SGD, batches, convolutions, states
+from tests.pipeline.training import convolutions, states
 
 
 @pytest.mark.ranks(2)
@@ -53,19 +53,6 @@ def test_another_model_on_one_rank_is_a_mismatch_that_names_what(comm, what):
         else:
             stages.append(nn.Tanh())
     raises_everywhere(comm, MismatchError, ANOTHER[what], lambda: Pipeline(stages, comm, "gpipe", F.cross_entropy))
-
-
-@pytest.mark.ranks(3, 4)
-def test_after_synchronizing_all_ranks_have_the_same_model(comm):
-    stages = convolutions(comm.size)
-    pipe = Pipeline(stages, comm, "pipedream", F.cross_entropy, optimizer=SGD)
-    for batch in batches(5):
-        pipe.step(*batch)
-    pipe.drain()
-    pipe.synchronize()
-    told = comm.allgather({name: value.tolist() for name, value in states(stages).items()})
-    assert all(each == told[0] for each in told)
-    pipe.close()
 
 
 def test_state_is_parameters_and_buffers_of_all_stages_by_name():

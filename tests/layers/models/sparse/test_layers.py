@@ -64,13 +64,6 @@ def same_gradients(ours, theirs):
 
 
 @pytest.mark.parametrize("name", SPARSE_AND_DENSE)
-def test_sparse_and_dense_networks_have_the_same_parameters_under_the_same_names(name):
-    sparse, dense, _ = SPARSE_AND_DENSE[name]
-    ours, theirs = sparse(width=2).state_dict(), dense(width=2).state_dict()
-    assert {key: value.shape for key, value in ours.items()} == {key: value.shape for key, value in theirs.items()}
-
-
-@pytest.mark.parametrize("name", SPARSE_AND_DENSE)
 def test_twins_are_equal_in_evaluation_with_zeros_at_inactive_voxels(name):
     ours, theirs, extent = equal_networks(name)
     generator = torch.Generator().manual_seed(1)
@@ -102,32 +95,6 @@ def test_twins_are_equal_in_training_where_all_voxels_are_active(name):
     for (name, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8, msg=name)
     same_gradients(ours, theirs)
-
-
-@pytest.mark.parametrize("name", SPARSE_AND_DENSE)
-def test_a_cloud_with_a_sample_without_sites_trains(name):
-    ours, _, _ = equal_networks(name)
-    coords = torch.tensor([[sample, a, 2 * a % 7, 3 * a % 5] for sample in (0, 2) for a in range(-9, 9)])
-    y = ours(SparseTensor(coords, torch.randn(len(coords), 3, dtype=torch.float64), batch_size=4))
-    values = y.features if isinstance(y, SparseTensor) else y
-    assert values.shape == ((len(coords), 4) if isinstance(y, SparseTensor) else (4, 4))
-    values.sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in ours.parameters())
-
-
-@pytest.mark.parametrize("name", SPARSE_AND_DENSE)
-def test_a_cloud_without_sites_passes(name):
-    ours, _, _ = equal_networks(name)
-    y = ours(SparseTensor(torch.zeros(0, 4, dtype=torch.long), torch.zeros(0, 3, dtype=torch.float64), batch_size=2))
-    (y.features if isinstance(y, SparseTensor) else y).sum().backward()
-    assert all(value.isfinite().all() for value in ours.state_dict().values())
-
-
-def test_vgg16_has_thirteen_convolutions_and_three_linear_layers():
-    model = sparse_vgg16_bn(width=2)
-    kernels = [p for p in model.parameters() if p.ndim == 5]
-    assert len(kernels) == 13 and {tuple(p.shape[2:]) for p in kernels} == {(3, 3, 3)}
-    assert len([m for m in model.modules() if isinstance(m, nn.Linear)]) == 3
 
 
 def test_the_unet_finds_its_maps_again_on_the_way_up():
