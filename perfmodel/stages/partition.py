@@ -88,8 +88,7 @@ def partition(
     All methods split one order of the layers, that of ``profile.layers``. If wide branches run in parallel, splits that
     no single order contains may carry fewer bytes. On PipeDream's profile of Inception v3 with 4 devices and 1e9
     bytes/s, a random order was more than 10 % faster. With 2, 4 and 8 devices and 1e8, 1e9 and 1e10 bytes/s, the best
-    order is up to 3 % faster on the profile of ResNet-50; on the other four profiles no order is faster
-    (tests/perfmodel/stages/test_partition.py).
+    order is up to 3 % faster on the profile of ResNet-50; on the other four profiles no order is faster.
     """
     check_profile("partition", profile)
     if not isinstance(method, str) or method not in METHODS:
