@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import lru_cache
 from itertools import chain, repeat
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -471,6 +471,30 @@ def map_leaves(change: Callable[[Any], Any], values: Any) -> Any:
     """
     # A torch.Size is a tuple, too: as a tree it would become a plain one.
     return tree_map(change, values, is_leaf=lambda value: isinstance(value, torch.Size))
+
+
+def functions_named(name: str, *holders: Any) -> set[Any]:
+    """Return the functions of this name in torch's modules and classes.
+
+    Submodules, and methods that a module has as a Python object, are left out: ``torch.cpu`` is a module, and
+    ``torch.__eq__`` compares modules.
+
+    Parameters
+    ----------
+    name : str
+        Name of a function or a method.
+    *holders
+        Modules and classes.
+
+    Returns
+    -------
+    set
+        Each function once, even if several holders have it.
+    """
+    found = (
+        vars(holder).get(name) if isinstance(holder, ModuleType) else getattr(holder, name, None) for holder in holders
+    )
+    return {function for function in found if callable(function)}
 
 
 def name_of(function: object) -> str:

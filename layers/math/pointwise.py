@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from distconv.dispatch import OperatorKind, implements, name_of
+from distconv.dispatch import OperatorKind, functions_named, implements, name_of
 from distconv.errors import NoRule, ShapeError
 from distconv.layers.common.alignment import (
     broadcast_block,
@@ -278,11 +278,11 @@ _operators: tuple[tuple[list[str], Callable[..., Any], dict[str, Any]], ...] = (
 )
 for _names, _operator, _options in _operators:
     # A set: several names may stand for one function.
-    for _function in {getattr(holder, name) for name in _names for holder in _holders if hasattr(holder, name)}:
+    for _function in {function for name in _names for function in functions_named(name, *_holders)}:
         implements(_function, tensors=None, **_options)(partial(_operator, _function))
 implements(torch.Tensor.where, tensors=None)(partial(pointwise, torch.Tensor.where))
 for _name in [*(f"{name}_" for name in _POINTWISE + _SPECIAL if not name.startswith("__")), *_IN_PLACE]:
-    for _function in {getattr(holder, _name) for holder in _holders if hasattr(holder, _name)}:
+    for _function in functions_named(_name, *_holders):
         implements(_function, tensors=None)(partial(pointwise_in_place, _function))
 
 

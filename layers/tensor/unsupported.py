@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from distconv.dispatch import OperatorKind, call_fallback, implements, name_of
+from distconv.dispatch import OperatorKind, call_fallback, functions_named, implements, name_of
 from distconv.errors import NoRule, UnsupportedOperation
 from distconv.layers.common.alignment import as_distributed
 from distconv.tensor import DistTensor
@@ -43,10 +43,10 @@ def _functions_named(name: str) -> set[Any]:
     """Return the functions of ``torch`` and of tensors that are called ``name``."""
     # "name.__get__" stands for the getter of a property, which is what the dispatcher receives.
     attribute, _, getter = name.partition(".")
-    holders = (torch.Tensor, torch)
-    functions = {vars(torch.Tensor).get(attribute, vars(torch._C.TensorBase).get(attribute))} if getter else set()
-    functions |= set() if getter else {getattr(holder, attribute) for holder in holders if hasattr(holder, attribute)}
-    return {function.__get__ if getter else function for function in functions if function is not None}
+    if not getter:
+        return functions_named(attribute, torch.Tensor, torch)
+    descriptor = vars(torch.Tensor).get(attribute, vars(torch._C.TensorBase).get(attribute))
+    return set() if descriptor is None else {descriptor.__get__}
 
 
 for _reason, _names in _REASONS.items():

@@ -198,3 +198,10 @@ def test_all_functions_with_an_operator_are_listed():
     assert len(found) > 1000 and {torch.add, torch.Tensor.add, F.conv2d, F.max_pool2d} <= set(found)
     found.clear()
     assert dispatch.rules()
+
+
+def test_functions_are_found_by_name_without_modules_and_what_modules_inherit():
+    assert dispatch.functions_named("relu", torch.Tensor, torch, F) == {torch.Tensor.relu, torch.relu, F.relu}
+    assert dispatch.functions_named("cpu", torch.Tensor, torch) == {torch.Tensor.cpu}
+    assert dispatch.functions_named("__eq__", torch, torch.Tensor) == {torch.Tensor.__eq__}
+    assert dispatch.functions_named("no such name", torch.Tensor, torch) == set()

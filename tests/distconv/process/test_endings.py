@@ -107,7 +107,7 @@ os.environ["DISTCONV_FALLBACK"] = "error" if MPI.COMM_WORLD.rank else "warn"
 try:
     dc.ProcessGrid(MPI.COMM_WORLD, n=2)
 except dc.EnvironmentVariableError as error:
-    print(error)
+    print(error, flush=True)
 del os.environ["DISTCONV_FALLBACK"]
 sys.excepthook = lambda kind, value, trace: print("the user's hook:", value, file=sys.stderr)
 dc.ProcessGrid(MPI.COMM_WORLD, n=2)

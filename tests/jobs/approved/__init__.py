@@ -27,11 +27,16 @@ def assert_approved(name: str, text: str) -> None:
     assert found.splitlines() == path.read_text().splitlines(), f"not as in {path}; see tests/jobs/approved"
 
 
+def shape_of(value: torch.Tensor) -> str:
+    """Return dtype and shape."""
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+
+
 def size_of(value: torch.Tensor) -> str:
     """Return dtype, shape and the sum of the absolute values; 0 if the sum is round-off of zeros."""
     size = value.detach().to(torch.complex128).abs().nan_to_num(posinf=0).sum().item()
     size = size if size > 1e-12 else 0.0
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} {size:.4g}"
+    return f"{shape_of(value)} {size:.4g}"
 
 
 def weighted(values: object) -> str:

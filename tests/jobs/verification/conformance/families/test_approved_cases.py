@@ -12,13 +12,16 @@ from distconv.jobs.verification.conformance.table import ConformanceCase
 from distconv.jobs.verification.engine.backends import ReferenceBackend
 from distconv.jobs.verification.engine.runner import CaseRun
 from distconv.jobs.verification.engine.verdicts import BAD, Verdict
-from tests.jobs.approved import assert_approved, size_of
+from tests.jobs.approved import assert_approved, shape_of, size_of
 
 RANKS = 4
 
 
 def format_options(case: ConformanceCase) -> str:
-    """Return the case's layouts and, for the first one, shape and size (sum of absolute values) of each result."""
+    """Return the case's layouts and, for the first one, shape and size (sum of absolute values) of each result.
+
+    Sizes are left out if a result has half precision, since they depend on the processor's instructions.
+    """
     layouts = case.layouts(RANKS)
     kinds = ", ".join(dict.fromkeys(layout.kind for layout in layouts))
     backend = ReferenceBackend(layouts[0])
@@ -27,7 +30,9 @@ def format_options(case: ConformanceCase) -> str:
     except Exception as error:  # some cases are of calls that torch rejects
         found = f"raises {type(error).__name__}"
     else:
-        found = ", ".join(f"{name} {size_of(value)}" for name, value in backend.results.items())
+        half = any(value.dtype in (torch.bfloat16, torch.float16) for value in backend.results.values())
+        shown = {name: shape_of(value) if half else size_of(value) for name, value in backend.results.items()}
+        found = ", ".join(f"{name} {text}" for name, text in shown.items())
     return f"{case.operator}, {case.option} [{kinds}]\n    {found}"
 
 
