@@ -29,7 +29,11 @@ from distconv.layers.common.alignment import (
 from distconv.layers.common.empty_blocks import connected_zeros, pad_to_minimum_shape, run_like_other_ranks
 from distconv.layers.common.value_check import call_or_raise_on_all_ranks, check_indices
 from distconv.layers.math.pointwise import pointwise
+from distconv.memory_format import memory_format
 from distconv.tensor import DistTensor
+
+_LEAST_ROW = 8
+"""Number of classes from which softmax of a row is fast: a vector of float32. Of 2 classes it takes 3 times as long."""
 
 
 def _reduce(losses: torch.Tensor, reduction: str) -> torch.Tensor:
@@ -306,7 +310,7 @@ def _class_loss(
             return LabelError(f"Target {label} is out of bounds: the logits have {classes} classes, 0 to {classes - 1}")
 
         check_indices(labels, classes, grid, label_error, options["ignore_index"])
-    local_losses = partial(function, weight=class_weight, reduction="none", **options)
+    local_losses = partial(_losses_of_block, partial(function, weight=class_weight, reduction="none", **options))
     local_shape = (*logits.local.shape[:1], *logits.local.shape[2:])
     losses = run_like_other_ranks(local_losses, local_shape, logits.local, labels)
     if reduction == "none":
@@ -318,6 +322,19 @@ def _class_loss(
     total = allreduce_sum(torch.stack([losses.sum(dtype=wide), divisor]), grid, logits.dist.split_axes)
     result = total[0] if reduction == "sum" else total[0] / total[1]
     return DistTensor(result.to(losses.dtype), logits.dist.with_axes(()), shape)
+
+
+def _losses_of_block(
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], logits: torch.Tensor, labels: torch.Tensor
+) -> torch.Tensor:
+    """Return the loss of each position.
+
+    torch copies channels_last logits to contiguous memory and back. A row for each position is a view of them.
+    """
+    classes, indices = logits.shape[1], labels.dim() < logits.dim()
+    if not indices or classes < _LEAST_ROW or memory_format(logits) is torch.contiguous_format:
+        return function(logits, labels)
+    return function(logits.movedim(1, -1).flatten(0, -2), labels.flatten()).view(labels.shape)
 
 
 def _mean_divisor(

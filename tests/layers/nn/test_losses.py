@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
@@ -55,6 +56,35 @@ def test_a_split_weight_of_bce_is_aligned(comm):
             target,
             weight,
         )
+
+
+@pytest.mark.parametrize("classes", [7, 8, 9])
+def test_channels_last_logits(comm, classes):
+    """From 8 classes on, the loss is computed with a row for each position."""
+    logits = normal(2, classes, 7, 5).contiguous(memory_format=torch.channels_last)
+    target, weight = labels(2, 7, 5, classes=classes, ignored=-100), normal(classes, seed=5).abs()
+    for grid in grids(comm, "nhwc"):
+        for reduction in ("mean", "sum", "none"):
+            same_as_one_process(
+                grid,
+                lambda x, t, w, reduction=reduction: F.cross_entropy(x, t, w.detach(), reduction=reduction),
+                logits,
+                target,
+                weight,
+                dims=["nchw", "nhw", None],
+            )
+
+
+@pytest.mark.ranks(2)
+def test_channels_last_logits_are_not_copied(comm):
+    grid = dc.ProcessGrid(comm, h=2)
+    logits = normal(1, 8, 32, 32).contiguous(memory_format=torch.channels_last)
+    x, t = dc.scatter(logits, grid).requires_grad_(), dc.scatter(labels(1, 32, 32, classes=8), grid, dims="nhw")
+    F.cross_entropy(x, t)  # the first call computes with meta tensors, too
+    with torch.profiler.profile(record_shapes=True) as profile:
+        torch.autograd.grad(F.cross_entropy(x, t), x)
+    copied = [event.input_shapes[0] for event in profile.events() if event.name in ("aten::copy_", "aten::clone")]
+    assert not [shape for shape in copied if math.prod(shape) >= x.local.numel()]
 
 
 LOSSES = {
