@@ -20,10 +20,12 @@ from distconv.jobs.planning.options import (
     add_machine_argument,
     add_network_arguments,
     add_ranks_argument,
+    add_step_mode_arguments,
     check_writable,
     choose_rank_count,
     quantity_parser,
     run_on_rank_0,
+    step_mode,
     trace_network,
 )
 from distconv.jobs.planning.strong_scaling import Scaling, rank_counts, select_strategies
@@ -48,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_network_arguments(parser)
     add_ranks_argument(parser)
     add_machine_argument(parser, required=True)
+    add_step_mode_arguments(parser, "plan")
     parser.add_argument(
         "--memory",
         type=quantity_parser(Memory),
@@ -116,7 +119,7 @@ def _plan(options: argparse.Namespace) -> None:
     if options.plot is not None:
         check_writable("--plot", options.plot)
         picture.check_format(options.plot)
-    machine = Machine.load(options.machine)
+    machine = Machine.load(options.machine).in_mode(step_mode(options))
     memory = options.memory or machine.memory_bytes
     names = ("optimizer_slots", "shard_optimizer", "memory_model", "workspace", "batch_norm")
     assumptions = asdict(Settings(**{name: getattr(options, name) for name in names}))

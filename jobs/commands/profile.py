@@ -2,7 +2,8 @@
 
 Start it on as many ranks as a node has, or on two nodes to measure the network, too. Layers are measured with the
 shapes of their blocks on ``--ranks`` ranks, which need not exist: warm-up runs, then the mean of ten (V-A). What the
-file already holds is not measured again.
+file already holds is not measured again. A file can hold the times of contiguous and channels_last, eager and captured
+steps; each start measures those of one mode.
 
 With ``--layers``, writes a profile of the network's layers instead, measured in training steps of one process. Pipeline
 stages are chosen from it (``distconv.perfmodel.partition``). With ``--devices``, all ranks measure, and the folder
@@ -28,9 +29,11 @@ from mpi4py import MPI
 from distconv.errors import DistconvError, MachineError
 from distconv.jobs.planning.options import (
     add_network_arguments,
+    add_step_mode_arguments,
     check_writable,
     run_on_first_ranks,
     run_on_rank_0,
+    step_mode,
     trace_network,
 )
 from distconv.jobs.pointcloud.batches import VoxelRecipe, voxel_batch
@@ -48,9 +51,11 @@ from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.links import Link, RankGroup
 from distconv.perfmodel.machine.machine import Compute, Machine, Overlap, Roofline
 from distconv.perfmodel.machine.measure_links import NetworkProfile, node_indices, profile_network
+from distconv.perfmodel.machine.step_mode import StepMode
 from distconv.perfmodel.profiles.layer_profile import mean_profile
 from distconv.perfmodel.profiles.layer_timing import ITERATIONS, WARM_UP, Timing, time_layers
 from distconv.perfmodel.profiles.measure_operations import (
+    EAGER,
     ROUNDS,
     calls_of,
     measure,
@@ -68,7 +73,8 @@ examples:
   mpiexec -n 2 distconv profile --out here.yaml --model resnet20 --input 3,32,32 --batch 16
   srun -N 2 --ntasks-per-node 4 distconv profile --out gpus.yaml --device cuda --model resnet50 --input 3,224,224 \\
     --batch 256 --ranks 4,16,64
-  distconv plan --machine here.yaml --model resnet20 --input 3,32,32 --batch 16 --ranks 2
+  mpiexec -n 2 distconv profile --out here.yaml --model resnet20 --input 3,32,32 --batch 16 --captured
+  distconv plan --machine here.yaml --model resnet20 --input 3,32,32 --batch 16 --ranks 2 --captured
   distconv profile --model vgg16 --layers
   distconv profile --layers --model vgg16 --input 3,64,64 --batch 8 --iterations 20 --out vgg16.json
   distconv profile --layers --model sparse_vgg16_bn --input 1,50,50,50 --batch 64 --warmup 1 --iterations 3
@@ -108,6 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write a profile of the network's layers, timed in training steps of one process, instead of a "
         "machine file",
     )
+    add_step_mode_arguments(parser, "measure layers for")
     add_devices_argument(parser, "device type of each rank; --layers writes one profile per type")
     parser.add_argument(
         "--warmup",
@@ -135,12 +142,13 @@ def run(options: argparse.Namespace) -> int:
         return 0
     machine = run_on_rank_0(comm, lambda: _load_machine(options))
     graph = None if options.model is None else trace_network(options)
-    network = None
+    network, mode = None, step_mode(options)
     if machine is None:
         network = profile_network(comm, device)
         machine = measure_machine(options.name, network, comm, device)
+    machine = measure_mode(machine, mode, comm, device)
     if graph is not None:
-        machine = add_layer_times(machine, graph, options.ranks or [1, comm.size], comm, device)
+        machine = add_layer_times(machine, graph, options.ranks or [1, comm.size], comm, device, mode=mode)
     nodes = len(set(node_indices(comm)))
     run_on_rank_0(comm, lambda: _save(machine, network, nodes, options.out))
     return 0
@@ -168,7 +176,9 @@ def _load_machine(options: argparse.Namespace) -> Machine | None:
 
 def _save(machine: Machine, network: NetworkProfile | None, nodes: int, path: Path) -> None:
     machine.save(path)
-    print(f"{path}: {machine.name}, {sum(len(entry.table) for entry in machine.compute)} measured times of operations")
+    entries = [*machine.compute, *(entry for mode in machine.modes.values() for entry in mode)]
+    count = sum(len(entry.table) for entry in entries)
+    print(f"{path}: {machine.name}, {count} measured times of operations")
     if network is None:
         return
     ranks = machine.ranks_per_node
@@ -241,6 +251,11 @@ def _check_layers(options: argparse.Namespace) -> None:
     if options.ranks is not None:
         raise DistconvError(
             "--ranks: only an option of machine files, since --layers measures full layers. Remove --ranks."
+        )
+    if step_mode(options) != StepMode():
+        raise DistconvError(
+            "--captured, --memory-format: only options of machine files, since --layers times eager steps of "
+            "contiguous tensors. Remove them."
         )
     _sample_shape(options)
 
@@ -330,11 +345,36 @@ def measure_machine(name: str, network: NetworkProfile, comm: MPI.Intracomm, dev
         node=near.exchange if near else alone,
         network=far.exchange if far else alone,
         overlap=Overlap(hides, hides),
-        compute=tuple(
-            Compute(busy, _run_busy(busy, comm, lambda group: _roofline(group, device)))
-            for busy in sorted({1, per_node})
-        ),
+        compute=_rooflines(per_node, comm, device, StepMode()),
     )
+
+
+def measure_mode(machine: Machine, mode: StepMode, comm: MPI.Intracomm, device: torch.device) -> Machine:
+    """Measure how fast a rank computes in steps of a mode, unless the machine has it. Collective over ``comm``.
+
+    Parameters
+    ----------
+    machine : Machine
+    mode : StepMode
+        Memory format, and eager or captured steps.
+    comm : mpi4py.MPI.Intracomm
+    device : torch.device
+
+    Returns
+    -------
+    Machine
+        With the mode.
+    """
+    if mode == StepMode() or mode.name in machine.modes:
+        return machine
+    return machine.with_mode(mode, _rooflines(machine.ranks_per_node, comm, device, mode))
+
+
+def _rooflines(per_node: int, comm: MPI.Intracomm, device: torch.device, mode: StepMode) -> tuple[Compute, ...]:
+    def roofline(group: MPI.Intracomm) -> Roofline:
+        return _roofline(group, device, mode)
+
+    return tuple(Compute(busy, _run_busy(busy, comm, roofline)) for busy in sorted({1, per_node}))
 
 
 def _memory_bytes(per_node: int, device: torch.device) -> float:
@@ -343,11 +383,13 @@ def _memory_bytes(per_node: int, device: torch.device) -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / per_node
 
 
-def _roofline(comm: MPI.Intracomm, device: torch.device) -> Roofline:
-    roofline = measure_roofline(comm, device)
+def _roofline(comm: MPI.Intracomm, device: torch.device, mode: StepMode) -> Roofline:
+    roofline = measure_roofline(comm, device, mode)
     if comm.size == 1:
         return roofline
-    return replace(roofline, exchange_s=measure_exchange(comm, device), gradient_s=measure_sum(comm, device))
+    return replace(
+        roofline, exchange_s=measure_exchange(comm, device, mode), gradient_s=measure_sum(comm, device, mode)
+    )
 
 
 def _run_busy(busy: int, comm: MPI.Intracomm, action: Callable[[MPI.Intracomm], T]) -> T:
@@ -367,6 +409,7 @@ def add_layer_times(
     busy_ranks: int | None = None,
     rounds: int = ROUNDS,
     extra_candidates: Sequence[Candidate] = (),
+    mode: StepMode = EAGER,
 ) -> Machine:
     """Add measured times of a network's local calls to a machine. Collective: call on every rank of ``comm``.
 
@@ -385,6 +428,8 @@ def add_layer_times(
         Rounds of :func:`measure`.
     extra_candidates : sequence of Candidate
         Distributions of all layers in addition to those of a search.
+    mode : StepMode
+        Mode of the measured steps, which :func:`measure_mode` has added to the machine.
 
     Returns
     -------
@@ -402,9 +447,9 @@ def add_layer_times(
             f"machine {machine.name}: measured with {machine.ranks_per_node} ranks per node, but this job has "
             f"{per_node}. Start {machine.ranks_per_node} on each node, or write another file."
         )
-    entries = []
-    for entry in machine.compute:
-        counts = [count for count in ranks if machine.computing(busy_ranks or count).busy == entry.busy]
+    entries, of_mode = [], machine.in_mode(mode)
+    for entry in of_mode.compute:
+        counts = [count for count in ranks if of_mode.computing(busy_ranks or count).busy == entry.busy]
         calls: dict[str, LocalCall] = {}
         for count in counts:
             options = {
@@ -412,9 +457,9 @@ def add_layer_times(
             }
             calls |= calls_of(graph, options, count, per_node)
         missing = {key: call for key, call in calls.items() if f"{key} forward" not in entry.table}
-        found = _run_busy(entry.busy, comm, partial(measure, missing, device=device, rounds=rounds))
+        found = _run_busy(entry.busy, comm, partial(measure, missing, device=device, rounds=rounds, mode=mode))
         entries.append(replace(entry, table={**entry.table, **found}))
-    return replace(machine, compute=tuple(entries))
+    return machine.with_mode(mode, tuple(entries))
 
 
 def combine_machines(machines: Sequence[Machine]) -> Machine:
@@ -432,10 +477,16 @@ def combine_machines(machines: Sequence[Machine]) -> Machine:
     -------
     Machine
     """
+    names = machines[0].modes
+    modes = {name: _combine([machine.modes[name] for machine in machines]) for name in names}
+    return replace(machines[0], compute=_combine([machine.compute for machine in machines]), modes=modes)
+
+
+def _combine(computes: Sequence[Sequence[Compute]]) -> tuple[Compute, ...]:
     entries = []
-    for same in zip(*(machine.compute for machine in machines), strict=True):
+    for same in zip(*computes, strict=True):
         rates = zip(*(astuple(entry.roofline) for entry in same), strict=True)
         keys = set.intersection(*(set(entry.table) for entry in same))
         table = {key: min(entry.table[key] for entry in same) for key in keys}
         entries.append(replace(same[0], roofline=Roofline(*map(statistics.median, rates)), table=table))
-    return replace(machines[0], compute=tuple(entries))
+    return tuple(entries)

@@ -17,6 +17,8 @@ from distconv.distribution import Distribution, default_axes
 from distconv.jobs.timing import time_action, time_interleaved, timed_variants
 from distconv.jobs.training.model_factory import build_model
 from distconv.parallel import parallelize
+from distconv.perfmodel.machine.step_mode import StepMode
+from distconv.perfmodel.profiles.measure_operations import CHANNELS_LAST, EAGER
 from distconv.pipeline import FAMILIES, Pipeline, Weights
 from distconv.plan import Plan
 from distconv.tensor import DistTensor
@@ -92,7 +94,13 @@ def training_step(model: torch.nn.Module, x: torch.Tensor, *, captured: bool = F
 
 
 def time_plans(
-    options: argparse.Namespace, comm: MPI.Intracomm, ranks: int, plans: Mapping[str, Plan], device: torch.device
+    options: argparse.Namespace,
+    comm: MPI.Intracomm,
+    ranks: int,
+    plans: Mapping[str, Plan],
+    device: torch.device,
+    *,
+    mode: StepMode = EAGER,
 ) -> dict[str, list[float]]:
     """Time steps of several plans on the first ranks. Collective: call on every rank of ``comm``.
 
@@ -106,6 +114,8 @@ def time_plans(
     plans : mapping
         Plans by name, for ``ranks`` ranks.
     device : torch.device
+    mode : StepMode
+        Memory format of input and weights, and eager or captured steps.
 
     Returns
     -------
@@ -116,7 +126,7 @@ def time_plans(
     working = MPI.Intracomm(comm.Split(int(comm.rank >= ranks)))
 
     def measure() -> dict[str, list[float]]:
-        steps = {name: _planned_step(options, working, plan, device) for name, plan in plans.items()}
+        steps = {name: _planned_step(options, working, plan, device, mode) for name, plan in plans.items()}
         variants = timed_variants(steps, device)
 
         def second(name: str) -> float:
@@ -134,14 +144,21 @@ def time_plans(
 
 
 def _planned_step(
-    options: argparse.Namespace, comm: MPI.Intracomm, plan: Plan, device: torch.device
+    options: argparse.Namespace, comm: MPI.Intracomm, plan: Plan, device: torch.device, mode: StepMode
 ) -> Callable[[], None]:
     """Return a training step of a plan on random samples. Collective over ``comm``."""
     channels = options.input[0]
     model = build_model(options.model, comm, seed=0, in_channels=channels, classes=options.classes, width=options.width)
     dist = Distribution(plan.input_grid(model, comm), default_axes(None, 1 + len(options.input)))
     x = random_tensor(dist, (options.batch, *options.input), device)
-    return training_step(parallelize(model.to(device), plan, comm=comm), x)
+    model = parallelize(model.to(device), plan, comm=comm)
+    if mode.memory_format != EAGER.memory_format:
+        order = CHANNELS_LAST.get(x.dim(), torch.contiguous_format)
+        x = x.contiguous(memory_format=order)
+        for weight in model.parameters():
+            if weight.dim() == x.dim():
+                weight.data = weight.data.contiguous(memory_format=order)
+    return training_step(model, x, captured=mode.captured)
 
 
 def pipeline_step_s(pipe: Pipeline, schedule: str, x: torch.Tensor, target: torch.Tensor, comm: MPI.Intracomm) -> float:

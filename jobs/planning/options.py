@@ -26,6 +26,7 @@ from distconv.layers.models import MODELS
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.graph.tracing import TraceError, trace
 from distconv.perfmodel.machine.machine import built_in
+from distconv.perfmodel.machine.step_mode import MEMORY_FORMATS, StepMode
 from distconv.perfmodel.machine.units import Quantity
 
 T = TypeVar("T")
@@ -79,6 +80,29 @@ def add_machine_argument(parser: argparse.ArgumentParser, *, required: bool, mor
         metavar="NAME|FILE",
         help=f"machine: {more}{', '.join(built_in())}, or a file such as ./mine.yaml",
     )
+
+
+def add_step_mode_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """Add ``--memory-format`` and ``--captured``.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+    verb : str
+        What the command does with steps, for the help.
+    """
+    parser.add_argument(
+        "--memory-format",
+        choices=MEMORY_FORMATS,
+        default=MEMORY_FORMATS[0],
+        help=f"{verb} steps whose images and weights have this memory format (default: %(default)s)",
+    )
+    parser.add_argument("--captured", action="store_true", help=f"{verb} captured steps instead of eager ones")
+
+
+def step_mode(options: argparse.Namespace) -> StepMode:
+    """Return the mode that the options of :func:`add_step_mode_arguments` select."""
+    return StepMode(options.memory_format, options.captured)
 
 
 def sample_shape(text: str) -> tuple[int, ...]:

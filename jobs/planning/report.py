@@ -15,9 +15,11 @@ from distconv.perfmodel.cost.evaluation import Prediction
 from distconv.perfmodel.cost.process_memory import MARGIN, process_memory
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.machine import Machine
+from distconv.perfmodel.machine.step_mode import StepMode
 from distconv.perfmodel.strategy.selection import Strategy
 from distconv.plan import format_parts
 
+from .options import step_mode
 from .package_memory import packages_bytes
 
 FIGURES = {
@@ -49,10 +51,11 @@ def heading(options: argparse.Namespace, graph: LayerGraph, machine: Machine, me
     -------
     str
     """
+    mode = "" if step_mode(options) == StepMode() else f"; steps are {step_mode(options).name}"
     return (
         f"{options.model}: {options.batch} samples of {' x '.join(map(str, options.input))}, "
         f"{graph.operations[0].x.dtype}, {len(graph.deciding)} convolution and linear layers, on {options.ranks} ranks "
-        f"of {machine.name} ({machine.ranks_per_node} per node) with at most {memory / 1e9:.4g} GB each"
+        f"of {machine.name} ({machine.ranks_per_node} per node) with at most {memory / 1e9:.4g} GB each{mode}"
     )
 
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from mpi4py import MPI
 
 from distconv.errors import DistconvError
-from distconv.jobs.commands.profile import add_layer_times, combine_machines, measure_machine
+from distconv.jobs.commands.profile import add_layer_times, combine_machines, measure_machine, measure_mode
 from distconv.jobs.planning import measured_steps
-from distconv.jobs.planning.options import run_on_rank_0, trace_network
+from distconv.jobs.planning.options import add_step_mode_arguments, run_on_rank_0, step_mode, trace_network
 from distconv.jobs.timing import CPU
 from distconv.jobs.training.options import positive_int
 from distconv.jobs.verification.accuracy import AccuracyRow, print_accuracy, print_rows
@@ -27,6 +27,7 @@ from distconv.perfmodel.cost.evaluation import evaluate
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.machine.measure_links import NetworkProfile, profile_network
+from distconv.perfmodel.machine.step_mode import StepMode
 from distconv.perfmodel.strategy.selection import select
 from distconv.plan import Plan, format_parts
 
@@ -34,6 +35,7 @@ EXAMPLES = """\
 examples:
   mpiexec -n 2 distconv verify predictions
   mpiexec -n 2 distconv verify predictions --models lenet5,resnet20 --rounds 5
+  mpiexec -n 2 distconv verify predictions --models unet --memory-format channels_last --captured
 """
 
 CASES = {
@@ -72,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--models", default=",".join(CASES), help="networks, separated by commas (default: %(default)s)"
     )
+    add_step_mode_arguments(parser, "measure and predict")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -89,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
     if comm.size == 1:
         raise DistconvError("one rank has nothing to choose a plan for; start it with mpiexec -n 2, or more")
     network = profile_network(comm, CPU)
-    compared = [_compared(name, options.rounds, network, comm) for name in names]
+    compared = [_compared(name, options.rounds, network, comm, step_mode(options)) for name in names]
     if comm.rank == 0:
         print_accuracy([row for each in compared for row in each.rows])
         for each in compared:
@@ -108,13 +111,13 @@ class _Compared:
     ratio_to_best: float
 
 
-def _compared(name: str, rounds: int, network: NetworkProfile, comm: MPI.Intracomm) -> _Compared:
+def _compared(name: str, rounds: int, network: NetworkProfile, comm: MPI.Intracomm, mode: StepMode) -> _Compared:
     """Profile and measure, interleaved; then measure the planner's choice and the best grid. Collective."""
     graph = trace_network(CASES[name], measured_steps.mean_square_loss)
     plans = {
         ranks: {format_parts(parts): Plan({"*": parts}, ranks) for parts in _grids(ranks)} for ranks in (1, comm.size)
     }
-    machine, seconds = _time_interleaved(name, graph, plans, rounds, network=network, comm=comm)
+    machine, seconds = _time_interleaved(name, graph, plans, rounds, network=network, comm=comm, mode=mode)
 
     def row(ranks: int, grid: str, plan: Plan, times: list[float]) -> AccuracyRow:
         predicted = evaluate(graph, plan, machine, ranks).time
@@ -126,7 +129,7 @@ def _compared(name: str, rounds: int, network: NetworkProfile, comm: MPI.Intraco
     chosen = run_on_rank_0(comm, lambda: select(graph, machine, comm.size).plan)
     same = next((grid for grid, plan in plans[comm.size].items() if _are_same(graph, plan, chosen, comm.size)), None)
     if same is None:
-        both = _steps(name, comm.size, {best: plans[comm.size][best], PLANNED: chosen}, rounds, comm)
+        both = _steps(name, comm.size, {best: plans[comm.size][best], PLANNED: chosen}, rounds, comm, mode=mode)
         rows.append(row(comm.size, PLANNED, chosen, both[PLANNED]))
         ratio_to_best = min(both[PLANNED]) / min(both[best])
     else:
@@ -149,30 +152,33 @@ def _time_interleaved(
     *,
     network: NetworkProfile,
     comm: MPI.Intracomm,
+    mode: StepMode,
 ) -> tuple[Machine, dict[tuple[int, str], list[float]]]:
     """Profile this machine for the network, and time steps by rank count and grid. Collective."""
     profiles: list[Machine] = []
     seconds: dict[tuple[int, str], list[float]] = {}
     count = min(MEASUREMENTS, rounds)
     for number in range(count):
-        machine = measure_machine("here", network, comm, CPU)
+        machine = measure_mode(measure_machine("here", network, comm, CPU), mode, comm, CPU)
         extra_candidates = _grids(comm.size)
         profiles.append(
-            add_layer_times(machine, graph, list(plans), comm, CPU, rounds=1, extra_candidates=extra_candidates)
+            add_layer_times(
+                machine, graph, list(plans), comm, CPU, rounds=1, extra_candidates=extra_candidates, mode=mode
+            )
         )
         # Each profile is followed by its part of the rounds, so that a drift of the machine's speed affects both.
         share = rounds * (number + 1) // count - rounds * number // count
         for ranks, which in plans.items():
-            for grid, times in _steps(name, ranks, which, share, comm).items():
+            for grid, times in _steps(name, ranks, which, share, comm, mode=mode).items():
                 seconds.setdefault((ranks, grid), []).extend(times)
-    return combine_machines(profiles), seconds
+    return combine_machines(profiles).in_mode(mode), seconds
 
 
 def _steps(
-    name: str, ranks: int, plans: Mapping[str, Plan], rounds: int, comm: MPI.Intracomm
+    name: str, ranks: int, plans: Mapping[str, Plan], rounds: int, comm: MPI.Intracomm, *, mode: StepMode
 ) -> dict[str, list[float]]:
     case = argparse.Namespace(**vars(CASES[name]), rounds=rounds)
-    return measured_steps.time_plans(case, comm, ranks, plans, CPU)
+    return measured_steps.time_plans(case, comm, ranks, plans, CPU, mode=mode)
 
 
 def _are_same(graph: LayerGraph, one: Plan, other: Plan, ranks: int) -> bool:

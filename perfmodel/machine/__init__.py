@@ -7,5 +7,6 @@
     links             Links between ranks, and groups of ranks that communicate
     machine           Machine: links, memory and compute of its ranks, in a YAML file
     measure_links     Measurement of links under MPI, with the messages and all-reduces that distconv itself sends
+    step_mode         Memory format of steps, and eager or captured steps
     units             Quantities that carry their units, in files and on the command line
 """

@@ -17,6 +17,8 @@ with units on all quantities::
       table_s: {a key: 0.0032}                             # measured times in seconds (optional)
     kinds:                                                 # other devices than those above (optional)
       titanxp: {memory: 12 GB, roofline: {flops: 12.1 TFLOP/s, bandwidth: 547 GB/s, kernel: 10 us}}
+    modes:                                                 # other memory formats and captured steps (optional)
+      channels_last, captured: [{busy: 1, roofline: {...}, table_s: {...}}]
 
 Source: Dryden et al. 2019, II-B, V-A, VI; Zhao et al. 2020 (BaPipe), 4.3, for FPGAs; Zhai et al. 2020 (SparsePipe),
 III-C, for kinds.
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,6 +42,7 @@ from distconv.errors import MachineError
 from distconv.perfmodel.machine import collectives
 from distconv.perfmodel.machine.collectives import SUM_PASSES, Levels, LinkLevel
 from distconv.perfmodel.machine.links import Link, RankGroup
+from distconv.perfmodel.machine.step_mode import MODES, StepMode
 from distconv.perfmodel.machine.units import Bandwidth, Elements, Memory, Quantity, Rate, Time
 from distconv.text_files import File, describe_value, load, parse_yaml
 from distconv.whole_files import write_file
@@ -190,11 +193,14 @@ class Machine:
         are only caches.
     kinds : mapping of str to DeviceKind
         Other kinds of devices, by name.
+    modes : mapping of str to tuple of Compute
+        Compute in other modes than contiguous eager steps, by :attr:`.StepMode.name`.
 
     Raises
     ------
     MachineError
-        If ``compute`` does not start with ``busy=1``, is not increasing, or exceeds ``ranks_per_node``.
+        If a name of ``modes`` is not that of a mode, or if ``compute`` or an entry of ``modes`` does not start with
+        ``busy=1``, is not increasing, or exceeds ``ranks_per_node``.
 
     Examples
     --------
@@ -211,8 +217,16 @@ class Machine:
     compute: tuple[Compute, ...]
     on_chip_bytes: float = 0.0
     kinds: Mapping[str, DeviceKind] = field(default_factory=dict, hash=False)
+    modes: Mapping[str, tuple[Compute, ...]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        known = [mode.name for mode in MODES[1:]]
+        for name, entries in self.modes.items():
+            if name not in known:
+                raise MachineError(
+                    f"machine {self.name}: modes: {describe_value(name)} is not a mode; there are {'; '.join(known)}"
+                )
+            replace(self, compute=entries, modes={})  # checks the entries
         busy = [entry.busy for entry in self.compute]
         if busy[:1] != [1] or busy != sorted(set(busy)) or busy[-1] > self.ranks_per_node:
             raise MachineError(
@@ -303,11 +317,57 @@ class Machine:
         Machine
             With a single entry of ``compute``.
         """
-        return replace(self, compute=(replace(self.computing(min(ranks, self.ranks_per_node)), busy=1),))
+        entry = replace(self.computing(min(ranks, self.ranks_per_node)), busy=1)
+        return replace(self, compute=(entry,), modes={})
+
+    def in_mode(self, mode: StepMode) -> Machine:
+        """Return the machine with the compute of steps in a mode.
+
+        Parameters
+        ----------
+        mode : StepMode
+            Memory format, and eager or captured steps.
+
+        Returns
+        -------
+        Machine
+            Without other modes; this machine for contiguous eager steps.
+
+        Raises
+        ------
+        MachineError
+            If the machine was not measured in this mode.
+        """
+        if mode == StepMode():
+            return self
+        if mode.name not in self.modes:
+            there = "; ".join([StepMode().name, *self.modes])
+            raise MachineError(
+                f"machine {self.name}: not measured for steps that are {mode.name}; there are {there}. Measure it with "
+                f"distconv profile{' --captured' if mode.captured else ''} --memory-format {mode.memory_format}"
+            )
+        return replace(self, compute=self.modes[mode.name], modes={})
+
+    def with_mode(self, mode: StepMode, compute: tuple[Compute, ...]) -> Machine:
+        """Return the machine with other compute for steps in a mode.
+
+        Parameters
+        ----------
+        mode : StepMode
+        compute : tuple of Compute
+            Entries as in :class:`Machine`.
+
+        Returns
+        -------
+        Machine
+        """
+        if mode == StepMode():
+            return replace(self, compute=compute)
+        return replace(self, modes={**self.modes, mode.name: compute})
 
     def by_roofline(self) -> Machine:
         """Return the machine without its measured times."""
-        return replace(self, compute=tuple(replace(entry, table={}) for entry in self.compute))
+        return replace(self, compute=tuple(replace(entry, table={}) for entry in self.compute), modes={})
 
     def of_kind(self, name: str) -> Machine:
         """Return the machine with all devices of one of its ``kinds``.
@@ -320,7 +380,7 @@ class Machine:
         Returns
         -------
         Machine
-            With the memory and roofline of the kind, and without measured times and kinds.
+            With the memory and roofline of the kind, and without measured times, kinds and modes.
 
         Raises
         ------
@@ -331,7 +391,7 @@ class Machine:
             there = f"there are {', '.join(self.kinds)}" if self.kinds else "all of its devices are of one kind"
             raise MachineError(f"machine {self.name}: there is no kind of device {describe_value(name)}; {there}")
         kind = self.kinds[name]
-        return replace(self, memory_bytes=kind.memory_bytes, compute=(Compute(1, kind.roofline),), kinds={})
+        return replace(self, memory_bytes=kind.memory_bytes, compute=(Compute(1, kind.roofline),), kinds={}, modes={})
 
     def levels(self, group: RankGroup) -> Levels:
         """Return the levels of links of a group, as the functions of :mod:`.collectives` take them.
@@ -485,6 +545,9 @@ class _MachineFile(File, omit_defaults=True, rename=_KEYS, kw_only=True):
     overlap: _Overlap
     compute: Annotated[list[_Compute], Meta(min_length=1, description="a list of mappings")]
     kinds: dict[str, _DeviceKind] = msgspec.field(default_factory=dict)
+    modes: dict[str, Annotated[list[_Compute], Meta(min_length=1, description="a list of mappings")]] = msgspec.field(
+        default_factory=dict
+    )
 
 
 def _from_file(file: _MachineFile) -> Machine:
@@ -495,25 +558,33 @@ def _from_file(file: _MachineFile) -> Machine:
         node=Link(**asdict(file.links.node)),
         network=Link(**asdict(file.links.network)),
         overlap=Overlap(**asdict(file.overlap)),
-        compute=tuple(Compute(each.busy, Roofline(**asdict(each.roofline)), each.table) for each in file.compute),
+        compute=_compute(file.compute),
         on_chip_bytes=file.on_chip_bytes,
         kinds={
             name: DeviceKind(each.memory_bytes, Roofline(**asdict(each.roofline))) for name, each in file.kinds.items()
         },
+        modes={name: _compute(entries) for name, entries in file.modes.items()},
     )
+
+
+def _compute(entries: Sequence[_Compute]) -> tuple[Compute, ...]:
+    return tuple(Compute(each.busy, Roofline(**asdict(each.roofline)), each.table) for each in entries)
 
 
 def _to_file(machine: Machine) -> _MachineFile:
     # By the keys of a file. `links` is read from the machine itself, which has the attributes `node` and `network`.
     names = {field.name: field.encode_name for field in fields(_MachineFile)}
     content = {key: machine if name == "links" else getattr(machine, name) for name, key in names.items()}
-    content["compute"] = [
-        replace(each, table={key: float(s) for key, s in each.table.items()}) for each in machine.compute
-    ]
+    content["compute"] = _plain_tables(machine.compute)
+    content["modes"] = {name: _plain_tables(entries) for name, entries in machine.modes.items()}
     try:
         return msgspec.convert(content, _MachineFile, from_attributes=True, dec_hook=_quantity)
     except msgspec.ValidationError as error:
         raise MachineError(f"machine {machine.name} cannot be written: {error}") from None
+
+
+def _plain_tables(entries: Sequence[Compute]) -> list[Compute]:
+    return [replace(each, table={key: float(s) for key, s in each.table.items()}) for each in entries]
 
 
 def _quantity(kind: type[Quantity], amount: float) -> Quantity:

@@ -4,6 +4,8 @@ The table maps the key of a :class:`.LocalCall` and a phase to seconds. All rank
 time, each on a block of the size that the call gives. An operation runs as distconv runs it, on distributed tensors, so
 that the dispatch is included. The tensors are split over samples, whatever the grid of the call.
 
+Captured steps have less work of Python in each operation: a :class:`.StepMode` selects captured runs of all copies.
+
 Copies of the tensors are used in rotation, because between two uses in a training step all other tensors pass through
 the caches. Autograd is called once for all copies, as it is once in a step.
 
@@ -24,6 +26,7 @@ import torch
 from mpi4py import MPI
 from torch.utils._pytree import tree_map
 
+from distconv.capture.captured import capture
 from distconv.communication import gradient_reduction
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
@@ -36,6 +39,7 @@ from distconv.kernels.convolution import (
     is_below_overlap_threshold,
     is_convolvable_without_copy,
 )
+from distconv.memory_format import new_empty
 from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.candidates import Candidate
 from distconv.perfmodel.cost.convolution_pieces import ConvolutionRanges
@@ -43,6 +47,7 @@ from distconv.perfmodel.cost.operation_work import PHASES, LocalCall, local_call
 from distconv.perfmodel.graph.graph import GraphConstant, LayerGraph, Value
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.machine.machine import Roofline
+from distconv.perfmodel.machine.step_mode import StepMode
 from distconv.tensor import DistTensor
 
 WARM_UP = 2
@@ -66,8 +71,17 @@ MAX_COPIES = 5
 SUMS = 16
 """Number of weights whose gradients are summed, to measure the cost of each."""
 
+LEAST_S = 1e-7
+"""Least seconds of a difference of two times: a call of an operator takes longer."""
+
 LARGE_ELEMENTS = 1 << 24
 """Elements of the sum that measures the memory bandwidth."""
+
+EAGER = StepMode()
+"""Contiguous tensors and eager runs."""
+
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""The memory format channels_last by number of dimensions."""
 
 
 def calls_of(
@@ -97,7 +111,11 @@ def calls_of(
 
 
 def measure(
-    calls: Mapping[str, LocalCall], comm: MPI.Intracomm, device: torch.device, rounds: int = ROUNDS
+    calls: Mapping[str, LocalCall],
+    comm: MPI.Intracomm,
+    device: torch.device,
+    rounds: int = ROUNDS,
+    mode: StepMode = EAGER,
 ) -> dict[str, float]:
     """Measure each phase of each call while all ranks compute. Collective: call on every rank.
 
@@ -109,6 +127,8 @@ def measure(
     device : device
     rounds : int
         Repetitions, of which the fastest counts.
+    mode : StepMode
+        Memory format of the tensors, and eager or captured runs.
 
     Returns
     -------
@@ -120,18 +140,18 @@ def measure(
     # Rounds are the outer loop, so that a disturbance of some seconds does not affect all repetitions of a call.
     for _ in range(rounds):
         for key, call in calls.items():
-            for phase, seconds in _measure_call(call, grid, comm, device):
+            for phase, seconds in _measure_call(call, grid, comm, device, mode):
                 found[f"{key} {phase}"] = min(seconds, found.get(f"{key} {phase}", math.inf))
     return found
 
 
 def _measure_call(
-    call: LocalCall, grid: ProcessGrid, comm: MPI.Intracomm, device: torch.device
+    call: LocalCall, grid: ProcessGrid, comm: MPI.Intracomm, device: torch.device, mode: StepMode
 ) -> Iterator[tuple[str, float]]:
     # A call may fail on one rank only, for example by lack of memory. All ranks measure it, or none, because a
     # measurement has barriers.
     try:
-        runs: dict[str, _Runs] | None = _runs(call, grid, device)
+        runs: dict[str, _Runs] | None = _runs(call, grid, device, mode)
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         runs = None
     if comm.allreduce(runs is not None, MPI.LAND) and runs is not None:
@@ -139,7 +159,7 @@ def _measure_call(
             yield phase, _time_runs(of, comm, device)
 
 
-def measure_roofline(comm: MPI.Intracomm, device: torch.device) -> Roofline:
+def measure_roofline(comm: MPI.Intracomm, device: torch.device, mode: StepMode = EAGER) -> Roofline:
     """Measure FLOP/s, bytes/s and the cost of a kernel while all ranks compute. Collective: call on every rank.
 
     They follow from a large convolution, a large sum and a tiny ReLU.
@@ -148,24 +168,26 @@ def measure_roofline(comm: MPI.Intracomm, device: torch.device) -> Roofline:
     ----------
     comm : MPI.Intracomm
     device : device
+    mode : StepMode
+        Eager or captured runs; the memory format is that of the convolution.
 
     Returns
     -------
     Roofline
     """
     grid = ProcessGrid(comm, n=comm.size)
-    x, w = torch.rand(4, 128, 64, 64, device=device), torch.rand(128, 128, 3, 3, device=device)
+    x, w = (_random(shape, "float32", device, mode=mode) for shape in ((4, 128, 64, 64), (128, 128, 3, 3)))
     large = [torch.rand(LARGE_ELEMENTS, device=device) for _ in range(3)]
     block = torch.rand(1, 64, device=device, requires_grad=True)
     tiny = DistTensor(block, Distribution(grid, ("n", None)), torch.Size((grid.size, 64)))
     macs = x.numel() * w[0].numel()
     convolution = _time_runs(_Runs(lambda: torch.conv2d(x, w, padding=1)), comm, device)
     addition = _time_runs(_Runs(lambda: torch.add(large[0], large[1], out=large[2])), comm, device)
-    kernel = _time_runs(_Runs(lambda: torch.relu(tiny)), comm, device)
+    kernel = _time_runs(_runs_in_mode(lambda: [torch.relu(tiny) for _ in range(SUMS)], SUMS, mode), comm, device)
     return Roofline(2 * macs / convolution, 3 * 4 * LARGE_ELEMENTS / addition, kernel)
 
 
-def measure_exchange(comm: MPI.Intracomm, device: torch.device) -> float:
+def measure_exchange(comm: MPI.Intracomm, device: torch.device, mode: StepMode = EAGER) -> float:
     """Measure the time that a halo exchange adds to a convolution. Collective: call on every rank.
 
     The halo is short. The result is the mean of one forward and one backward exchange.
@@ -185,24 +207,26 @@ def measure_exchange(comm: MPI.Intracomm, device: torch.device) -> float:
     graph = trace(torch.nn.Sequential(*layers), shape)
     call = local_call(graph.operations[1], AxisParts.from_axes({"h": comm.size}, comm.size, comm.size))
     grid = ProcessGrid(comm, h=comm.size)
-    block = torch.rand(8, 16, 16, 16, device=device, requires_grad=True)
+    block = _random((8, 16, 16, 16), "float32", device, True, mode)
     x = DistTensor(block, Distribution(grid, ("n", "c", "h", "w")), torch.Size(shape))
-    weight = torch.rand(16, 16, 3, 3, device=device)
-    error = torch.rand(8, 16, 16, 16, device=device)
-    runs = _runs(call, grid, device)
+    weight = _random((16, 16, 3, 3), "float32", device, mode=mode)
+    error = _random((8, 16, 16, 16), "float32", device, mode=mode)
+    runs = _runs(call, grid, device, mode)
 
-    def exchanging() -> object:
+    def exchange() -> object:
         return torch.autograd.grad(torch.conv2d(x, weight, padding=1).local, block, error)  # type: ignore[attr-defined]
+
+    exchanging = _runs_in_mode(exchange, 1, mode)
 
     # Differences of times that are measured close together: the machine's speed changes more slowly.
     def difference() -> float:
         computing = sum(_time_runs(runs[phase], comm, device) for phase in ("forward", "input"))
-        return (_time_runs(_Runs(exchanging), comm, device) - computing) / 2
+        return (_time_runs(exchanging, comm, device) - computing) / 2
 
     return max(0.0, statistics.median(difference() for _ in range(DIFFERENCES)))
 
 
-def measure_sum(comm: MPI.Intracomm, device: torch.device) -> float:
+def measure_sum(comm: MPI.Intracomm, device: torch.device, mode: StepMode = EAGER) -> float:
     """Measure the time that the sum over all ranks adds to a gradient. Collective: call on every rank.
 
     The gradient is small, so the result is the work of the host alone.
@@ -229,8 +253,6 @@ def measure_sum(comm: MPI.Intracomm, device: torch.device) -> float:
         for weight in weights:
             y = torch.nn.functional.linear(y, weight)  # type: ignore[assignment]
         y.local.sum().backward()
-        for weight in weights:
-            weight.grad = None
 
     def alone() -> None:
         with gradient_reduction.no_sync():
@@ -238,11 +260,12 @@ def measure_sum(comm: MPI.Intracomm, device: torch.device) -> float:
         gradient_reduction.set_unsynced_grads([])
 
     def difference() -> float:
-        return (_time_runs(_Runs(backward), comm, device) - _time_runs(_Runs(alone), comm, device)) / SUMS
+        return (_time_runs(summing, comm, device) - _time_runs(local, comm, device)) / SUMS
 
     # Pending gradients of the caller must neither take part in the measured sums nor get lost.
     kept = gradient_reduction.unsynced_grads()
     gradient_reduction.set_unsynced_grads([])
+    summing, local = (_runs_in_mode(each, 1, mode, weights) for each in (backward, alone))
     found = statistics.median(difference() for _ in range(DIFFERENCES))
     gradient_reduction.set_unsynced_grads(kept)
     return max(0.0, found)
@@ -254,24 +277,56 @@ class _Runs:
 
     take: Callable[[], object]
     count: int = 1
+    less: Callable[[], object] | None = None
+    """Work whose time is subtracted: the forward pass, where ``take`` runs both passes."""
+
+
+def _runs_in_mode(take: Callable[[], object], count: int, mode: StepMode, leaves: Sequence[torch.Tensor] = ()) -> _Runs:
+    """Return eager or captured runs, after each of which the gradients of ``leaves`` are removed."""
+    return _Runs(_in_mode(take, mode, leaves), count)
+
+
+def _in_mode(take: Callable[[], object], mode: StepMode, leaves: Sequence[torch.Tensor] = ()) -> Callable[[], object]:
+    """Return an eager or captured run. Its results stay alive until the next run, as they do in a training step."""
+    # A captured step must not return a result that requires a backward pass.
+    action = capture(lambda: tree_map(_detach, take()), check_every=0) if mode.captured else take
+    results: list[object] = []
+
+    def run() -> None:
+        # The old results are freed first, so that the new ones can take their memory.
+        results.clear()
+        results.append(action())
+        for leaf in leaves:
+            leaf.grad = None
+
+    return run
+
+
+def _detach(leaf: object) -> object:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _time_runs(runs: _Runs, comm: MPI.Intracomm, device: torch.device) -> float:
-    """Return the mean seconds of at least ten runs, on the slowest rank. Collective.
+    """Return the mean seconds of at least ten runs, on the slowest rank. Collective."""
+    seconds = _mean_seconds(runs.take, runs.count, comm, device)
+    if runs.less is None:
+        return seconds
+    return max(seconds - _mean_seconds(runs.less, runs.count, comm, device), LEAST_S)
 
-    In a training step, all ranks wait for the slowest one.
-    """
-    for _ in range(-(-WARM_UP // runs.count)):
-        runs.take()
+
+def _mean_seconds(take: Callable[[], object], count: int, comm: MPI.Intracomm, device: torch.device) -> float:
+    """Return the mean seconds of runs, ``count`` in each call of ``take``. In a step all ranks wait for the slowest."""
+    for _ in range(-(-WARM_UP // count)):
+        take()
     # First the device, then the barrier: otherwise the warm-up of a slower rank would be measured as well.
     _finish(device)
     comm.Barrier()
     start = time.perf_counter()
-    times = -(-REPETITIONS // runs.count)
+    times = -(-REPETITIONS // count)
     for _ in range(times):
-        runs.take()
+        take()
     _finish(device)
-    return float(comm.allreduce((time.perf_counter() - start) / (times * runs.count), MPI.MAX))
+    return float(comm.allreduce((time.perf_counter() - start) / (times * count), MPI.MAX))
 
 
 def _finish(device: torch.device) -> None:
@@ -285,13 +340,17 @@ class _CallCopy:
     BPx differentiates the inputs, and the weights as well if BPw is not measured separately.
     """
 
-    def __init__(self, call: LocalCall, phase: str, grid: ProcessGrid, device: torch.device) -> None:
+    def __init__(self, call: LocalCall, phase: str, grid: ProcessGrid, device: torch.device, mode: StepMode) -> None:
         op = call.operation
         weights = phase != "input" or not work(call, "weight").kernels
+        # A captured run must not use a graph from outside of it: its forward pass has no gradients, and a run of both
+        # passes copies what the operation changes in place.
+        inputs = phase != "weight" and not (mode.captured and phase == "forward")
+        self.copies = mode.captured and op.in_place and phase != "forward"
         # tree_map visits the tensors of args, then those of kwargs: the order in which the trace recorded the inputs.
         values = iter(zip(op.inputs, call.inputs, strict=True))
         constants = {
-            constant: _random(shape, constant.dtype, device, weights and constant.trained)
+            constant: _random(shape, constant.dtype, device, weights and constant.trained, mode)
             for constant, shape in zip(op.constants, call.constants, strict=True)
         }
         self.leaves = [tensor for tensor in constants.values() if tensor.requires_grad]
@@ -301,12 +360,12 @@ class _CallCopy:
         def tensor(leaf: Any) -> Any:
             if isinstance(leaf, Value):
                 value, shape = next(values)
-                copy = _random(shape, value.dtype, device, value.requires_grad and phase != "weight")
+                copy = _random(shape, value.dtype, device, value.requires_grad and inputs, mode)
                 self.leaves += [copy] if copy.requires_grad else []
                 full_shape = torch.Size((shape[0] * grid.size, *shape[1:]) if shape else ())
                 dist = Distribution(grid, ("n", *(None,) * (len(shape) - 1)) if shape else ())
                 # autograd does not allow in-place changes of leaves.
-                return DistTensor(copy.clone() if op.in_place else copy, dist, full_shape)
+                return DistTensor(copy.clone() if op.in_place and not self.copies else copy, dist, full_shape)
             return constants[leaf] if isinstance(leaf, GraphConstant) else leaf
 
         args = tree_map(tensor, op.args, is_leaf=_is_tensor)
@@ -321,24 +380,38 @@ class _CallCopy:
 
     def forward(self) -> object:
         """Run the operation."""
-        return self.function(*self.args, **self.kwargs)
+        args = tree_map(_copy, self.args) if self.copies else self.args
+        return self.function(*args, **self.kwargs)
+
+
+def _copy(leaf: object) -> object:
+    return leaf.clone() if isinstance(leaf, DistTensor) else leaf
+
+
+def _both_passes(copies: Sequence[_CallCopy]) -> Callable[[], object]:
+    """Return a function that runs the forward pass, and then computes the gradients, which stay local."""
+    errors, kept = [torch.rand_like(copy.forward().local) for copy in copies], gradient_reduction.unsynced_grads()  # type: ignore[attr-defined]
+
+    def run() -> object:
+        results = [copy.forward().local for copy in copies]  # type: ignore[attr-defined]
+        with gradient_reduction.no_sync():
+            torch.autograd.backward(results, errors)
+        gradient_reduction.set_unsynced_grads(kept)
+        return results
+
+    return run
 
 
 def _backward(copies: Sequence[_CallCopy]) -> Callable[[], object]:
     """Return a function that computes the gradients. Weight gradients stay local; their all-reduce is BPa."""
     results = [copy.forward().local for copy in copies]  # type: ignore[attr-defined]
     errors, kept = [torch.randn_like(result) for result in results], gradient_reduction.unsynced_grads()
-    leaves = [leaf for copy in copies for leaf in copy.leaves]
 
     # The graph is kept for the next run.
-    def run() -> list[torch.Tensor | None]:
+    def run() -> None:
         with gradient_reduction.no_sync():
             torch.autograd.backward(results, errors, retain_graph=True)
         gradient_reduction.set_unsynced_grads(kept)
-        gradients = [leaf.grad for leaf in leaves]
-        for leaf in leaves:
-            leaf.grad = None
-        return gradients
 
     return run
 
@@ -346,7 +419,9 @@ def _backward(copies: Sequence[_CallCopy]) -> Callable[[], object]:
 class _BlockConvolution:
     """Convolution of the owned block and the received blocks, as :mod:`distconv.layers` runs it."""
 
-    def __init__(self, call: LocalCall, pieces: ConvolutionRanges, phase: str, device: torch.device) -> None:
+    def __init__(
+        self, call: LocalCall, pieces: ConvolutionRanges, phase: str, device: torch.device, mode: StepMode
+    ) -> None:
         op, window = call.operation, call.operation.window
         assert window is not None
         self.phase = phase
@@ -354,7 +429,7 @@ class _BlockConvolution:
         samples, kind = call.inputs[0][0], op.x.dtype
 
         def piece(box: tuple[Range, ...]) -> Piece:
-            return Piece(_random((samples, *(b - a for a, b in box)), kind, device, False), box)
+            return Piece(_random((samples, *(b - a for a, b in box)), kind, device, mode=mode), box)
 
         self.pieces = [piece(pieces.own), *(piece(box) for box in pieces.ghosts())]
         # at_once: gradients come from the assembled input. free: pieces are convolved without assembling the input.
@@ -362,10 +437,10 @@ class _BlockConvolution:
         self.free = not self.at_once and is_convolvable_without_copy(pieces.own[1:], pieces.out, window)
         space = (window.needed(dim, out) for dim, out in enumerate(pieces.out))
         self.needed = (pieces.needed[0], *space)
-        self.weight = _random(call.constants[0], kind, device, False)
-        self.bias = _random(call.constants[1], kind, device, False) if len(call.constants) > 1 else None
+        self.weight = _random(call.constants[0], kind, device, mode=mode)
+        self.bias = _random(call.constants[1], kind, device) if len(call.constants) > 1 else None
         shape = (samples, call.constants[0][0], *(b - a for a, b in pieces.out))
-        self.error = _random(shape, kind, device, False)
+        self.error = _random(shape, kind, device, mode=mode)
 
     def forward(self) -> object:
         """Run FP: the owned block and the received blocks one by one, or the assembled input."""
@@ -396,7 +471,7 @@ class _BlockConvolution:
         if self.free:
             return [self.work.input_gradient(self.error, piece, self.weight) for piece in self.pieces]
         # The gradient does not depend on the values of the input.
-        blank = Piece(self.error.new_empty((self.error.shape[0], *(b - a for a, b in self.needed))), self.needed)
+        blank = Piece(new_empty(self.error, (self.error.shape[0], *(b - a for a, b in self.needed))), self.needed)
         dx = Piece(self.work.input_gradient(self.error, blank, self.weight), self.needed)
         return [crop(dx, piece.box) for piece in self.pieces]
 
@@ -405,14 +480,19 @@ def _is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, (Value, GraphConstant))
 
 
-def _random(shape: Sequence[int], dtype: str, device: torch.device, requires_grad: bool) -> torch.Tensor:
+def _random(
+    shape: Sequence[int], dtype: str, device: torch.device, requires_grad: bool = False, mode: StepMode = EAGER
+) -> torch.Tensor:
     kind = getattr(torch, dtype)
-    if kind.is_floating_point:
-        return torch.rand(tuple(shape), dtype=kind, device=device).requires_grad_(requires_grad)
-    return torch.ones(tuple(shape), dtype=kind, device=device)
+    if not kind.is_floating_point:
+        return torch.ones(tuple(shape), dtype=kind, device=device)
+    values = torch.rand(tuple(shape), dtype=kind, device=device)
+    if mode.memory_format != EAGER.memory_format and len(shape) in CHANNELS_LAST:
+        values = values.contiguous(memory_format=CHANNELS_LAST[len(shape)])
+    return values.requires_grad_(requires_grad)
 
 
-def _runs(call: LocalCall, grid: ProcessGrid, device: torch.device) -> dict[str, _Runs]:
+def _runs(call: LocalCall, grid: ProcessGrid, device: torch.device, mode: StepMode = EAGER) -> dict[str, _Runs]:
     """Return the runs of each phase of a call, each of which has run once.
 
     A call that cannot run alone therefore raises here, before the ranks communicate.
@@ -420,34 +500,28 @@ def _runs(call: LocalCall, grid: ProcessGrid, device: torch.device) -> dict[str,
     size = sum(v.itemsize * math.prod(s) for v, s in zip(call.operation.inputs, call.inputs, strict=True))
     count = max(2, min(MAX_COPIES, CACHE_BYTES // max(1, 2 * size)))
     phases = [phase for phase in PHASES if work(call, phase).kernels]
-    runs = {phase: _Runs(_runs_of_phase(call, phase, count, grid, device), count) for phase in phases}
+    runs = {phase: _runs_of_phase(call, phase, count, grid, device, mode=mode) for phase in phases}
     for of in runs.values():
         of.take()
     return runs
 
 
 def _runs_of_phase(
-    call: LocalCall, phase: str, count: int, grid: ProcessGrid, device: torch.device
-) -> Callable[[], object]:
-    """Return a function that runs a phase of ``count`` copies of a call."""
+    call: LocalCall, phase: str, count: int, grid: ProcessGrid, device: torch.device, *, mode: StepMode
+) -> _Runs:
+    """Return runs of a phase of ``count`` copies of a call."""
     if call.pieces is not None:
-        pieces = [_BlockConvolution(call, call.pieces, phase, device) for _ in range(count)]
-        return _run_each([each.forward if phase == "forward" else each.backward() for each in pieces])
-    copies = [_CallCopy(call, phase, grid, device) for _ in range(count)]
-    return _run_each([copy.forward for copy in copies]) if phase == "forward" else _backward(copies)
+        pieces = [_BlockConvolution(call, call.pieces, phase, device, mode) for _ in range(count)]
+        each = [piece.forward if phase == "forward" else piece.backward() for piece in pieces]
+        return _runs_in_mode(lambda: [run() for run in each], count, mode)
+    copies = [_CallCopy(call, phase, grid, device, mode) for _ in range(count)]
+    leaves = [leaf for copy in copies for leaf in copy.leaves]
 
+    def forward() -> object:
+        return [copy.forward() for copy in copies]
 
-def _run_each(runs: Sequence[Callable[[], object]]) -> Callable[[], object]:
-    """Return a function that calls ``runs`` one after the other.
-
-    Results stay alive until their next call, as they do in a training step.
-    """
-    results: list[object] = [None] * len(runs)
-
-    def run() -> None:
-        for turn, take in enumerate(runs):
-            # The old result is freed first, so that the new one can take its memory.
-            results[turn] = None
-            results[turn] = take()
-
-    return run
+    if phase == "forward":
+        return _runs_in_mode(forward, count, mode)
+    if mode.captured:
+        return _Runs(_in_mode(_both_passes(copies), mode, leaves), count, _in_mode(forward, mode))
+    return _runs_in_mode(_backward(copies), count, mode, leaves)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from mpi4py import MPI
 
 from distconv.cli import main
 from distconv.errors import DistconvError
@@ -17,6 +18,7 @@ from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.machine.links import Link
 from distconv.perfmodel.machine.machine import Compute, Machine, Overlap, Roofline
 from distconv.perfmodel.machine.measure_links import LinkProfile, NetworkProfile
+from distconv.perfmodel.machine.step_mode import StepMode
 from distconv.perfmodel.profiles import layer_timing
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile
 from tests.jobs.approved import assert_approved
@@ -148,6 +150,27 @@ def test_of_several_profiles_the_shortest_times_and_the_medians_of_rates_count()
     assert (entry.table, entry.roofline.kernel_s) == ({"a": 2.0}, 2.0)
 
 
+def test_a_mode_of_steps_is_measured_once_and_has_times_of_its_own(monkeypatch):
+    asked = []
+    monkeypatch.setattr(profile, "run_on_first_ranks", lambda comm, count, action: action())
+    monkeypatch.setattr(profile, "measure_roofline", lambda comm, device, mode: asked.append(mode) or Roofline(1, 2, 3))
+    machine, mode, cpu = Machine.load("localhost"), StepMode("channels_last", captured=True), torch.device("cpu")
+    machine = replace(machine, ranks_per_node=1, compute=machine.compute[:1])
+    assert profile.measure_mode(machine, StepMode(), MPI.COMM_SELF, cpu) is machine
+    found = profile.measure_mode(machine, mode, MPI.COMM_SELF, cpu)
+    assert found == machine.with_mode(mode, (Compute(1, Roofline(1, 2, 3)),))
+    assert profile.measure_mode(found, mode, MPI.COMM_SELF, cpu) is found and asked == [mode]
+    graph = trace(torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1)), (1, 1, 2, 2))
+    monkeypatch.setattr(profile, "measure", lambda calls, comm, **options: {f"{key}!": 0.5 for key in calls})
+    timed = profile.add_layer_times(found, graph, [1], MPI.COMM_SELF, cpu, mode=mode)
+    assert timed.compute == machine.compute
+    (entry,) = timed.in_mode(mode).compute
+    assert list(entry.table.values()) == [0.5]
+    other = timed.with_mode(mode, (replace(entry, table={key: 0.25 for key in entry.table}),))
+    (entry,) = profile.combine_machines([timed, other]).in_mode(mode).compute
+    assert list(entry.table.values()) == [0.25]
+
+
 def link(latency: float) -> Link:
     return Link(latency, 1e9 / latency / 1e6)
 
@@ -155,9 +178,9 @@ def link(latency: float) -> Link:
 def test_a_machine_has_the_measured_links_and_rooflines_alone_and_of_all_ranks(monkeypatch):
     monkeypatch.setattr(profile, "node_indices", lambda comm: [0, 0, 0, 1])
     monkeypatch.setattr(profile, "run_on_first_ranks", lambda comm, count, action: action())
-    monkeypatch.setattr(profile, "measure_roofline", lambda comm, device: Roofline(1e9 * comm.size, 2e9, 3e-6))
-    monkeypatch.setattr(profile, "measure_exchange", lambda comm, device: 4e-6 * comm.size)
-    monkeypatch.setattr(profile, "measure_sum", lambda comm, device: 5e-6 * comm.size)
+    monkeypatch.setattr(profile, "measure_roofline", lambda comm, device, mode: Roofline(1e9 * comm.size, 2e9, 3e-6))
+    monkeypatch.setattr(profile, "measure_exchange", lambda comm, device, mode: 4e-6 * comm.size)
+    monkeypatch.setattr(profile, "measure_sum", lambda comm, device, mode: 5e-6 * comm.size)
     monkeypatch.setattr(profile.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 3000}.get)
     near, far, cpu = LinkProfile(link(1e-6), link(2e-6)), LinkProfile(link(3e-6), link(4e-6)), torch.device("cpu")
     found = profile.measure_machine("here", NetworkProfile(near, far), two_ranks(), cpu)

@@ -10,11 +10,13 @@ import torch
 from mpi4py import MPI
 
 import distconv as dc
+from distconv.capture.captured import Captured
 from distconv.jobs import timing
 from distconv.jobs.planning import measured_steps
 from distconv.jobs.planning.measured_steps import random_tensor, training_step
 from distconv.jobs.timing import CPU
 from distconv.jobs.training.model_factory import build_model
+from distconv.perfmodel.machine.step_mode import StepMode
 
 
 def test_a_step_goes_down_the_mean_square() -> None:
@@ -43,7 +45,8 @@ def test_plans_are_timed_in_turns_each_after_a_step_that_fills_its_caches(monkey
         seen.append((comm.size, rounds, options))
         return {name: [variant() for _ in range(rounds)] for name, variant in variants.items()}
 
-    def planned_step(options, comm, plan, device):
+    def planned_step(options, comm, plan, device, mode):
+        assert mode == StepMode()
         return lambda: seen.append(plan)
 
     monkeypatch.setattr(measured_steps, "time_interleaved", time_interleaved)
@@ -58,7 +61,7 @@ def test_plans_are_timed_in_turns_each_after_a_step_that_fills_its_caches(monkey
 
 def test_the_step_of_a_plan_trains_the_network_on_samples_of_its_grid() -> None:
     options = SimpleNamespace(model="lenet5", input=(1, 28, 28), batch=3, classes=4, width=None)
-    step = measured_steps._planned_step(options, MPI.COMM_SELF, dc.Plan({"*": {"n": 1}}, 1), CPU)
+    step = measured_steps._planned_step(options, MPI.COMM_SELF, dc.Plan({"*": {"n": 1}}, 1), CPU, StepMode())
     model = build_model("lenet5", MPI.COMM_SELF, seed=0, in_channels=1, classes=4)
     x = torch.randn(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     given = inspect.getclosurevars(step).nonlocals
@@ -69,6 +72,16 @@ def test_the_step_of_a_plan_trains_the_network_on_samples_of_its_grid() -> None:
     assert (group["lr"], group["momentum"]) == (1e-6, 0.9)
     for one, other in zip(group["params"], model.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_a_step_is_captured_in_the_memory_format_of_its_mode() -> None:
+    options = SimpleNamespace(model="lenet5", input=(1, 28, 28), batch=3, classes=4, width=None)
+    plan, mode = dc.Plan({"*": {"n": 1}}, 1), StepMode("channels_last", captured=True)
+    given = inspect.getclosurevars(measured_steps._planned_step(options, MPI.COMM_SELF, plan, CPU, mode)).nonlocals
+    assert isinstance(given["take"], Captured)
+    (group,) = given["optimizer"].param_groups
+    for tensor in (given["x"].local, *(weight for weight in group["params"] if weight.dim() == 4)):
+        assert tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize(("schedule", "before", "count"), [("gpipe", 1, 3), ("pipedream", 4, 6)])

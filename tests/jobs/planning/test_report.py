@@ -50,12 +50,14 @@ def test_tables_are_as_approved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_heading_says_what_is_planned_for_what() -> None:
-    options = argparse.Namespace(model="mine", batch=4, input=(3, 16, 16), ranks=4, out=Path("p.json"))
-    text = report.heading(options, GRAPH, machine(), 2e9)
-    assert text == (
+    options = argparse.Namespace(model="mine", batch=4, input=(3, 16, 16), ranks=4, memory_format="contiguous")
+    expected = (
         "mine: 4 samples of 3 x 16 x 16, float32, 2 convolution and linear layers, on 4 ranks of small (2 per node) "
         "with at most 2 GB each"
     )
+    for captured, more in ((False, ""), (True, "; steps are contiguous, captured")):
+        options.captured = captured
+        assert report.heading(options, GRAPH, machine(), 2e9) == expected + more
 
 
 TRAIN = "mpiexec -n 4 distconv train"

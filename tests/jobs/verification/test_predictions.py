@@ -11,6 +11,7 @@ import pytest
 import distconv as dc
 from distconv import cli
 from distconv.jobs.verification import predictions
+from distconv.perfmodel.machine.step_mode import StepMode
 from tests.jobs.approved import assert_approved
 from tests.jobs.command_lines import assert_refused
 from tests.jobs.verification.pretended import two_ranks
@@ -36,7 +37,7 @@ def test_a_choice_is_measured_beside_the_best_grid_unless_it_is_one(
 ) -> None:
     counts: Counter[str] = Counter()
 
-    def measured(case: Any, comm: Any, ranks: int, plans: Any, device: Any) -> dict[str, list[float]]:
+    def measured(case: Any, comm: Any, ranks: int, plans: Any, device: Any, **_: Any) -> dict[str, list[float]]:
         counts.update(dict.fromkeys(plans, case.rounds))
         faster = 1.0 if "planned" in plans else 0.0
         return {name: [STEPS[name] - (faster if name == "n=2" else 0.0)] * case.rounds for name in plans}
@@ -59,20 +60,25 @@ def test_the_printed_text_and_what_is_measured_are_as_approved(
 ) -> None:
     lines = []
 
-    def measured(case: Any, comm: Any, ranks: int, plans: Any, device: Any) -> dict[str, list[float]]:
-        lines.append(f"time {vars(case)} on {ranks}: {', '.join(plans)}")
+    def measured(
+        case: Any, comm: Any, ranks: int, plans: Any, device: Any, *, mode: StepMode
+    ) -> dict[str, list[float]]:
+        lines.append(f"time {vars(case)} on {ranks}: {', '.join(plans)}; {mode.name}")
         return {name: [STEPS[name] / 100 + number / 1000 for number in range(case.rounds)] for name in plans}
 
     def add_layer_times(here: Any, graph: Any, ranks: Any, comm: Any, device: Any, **options: Any) -> Any:
-        lines.append(f"profile {len(graph.deciding)} layers on {ranks}, {options}")
+        mode = options.pop("mode")
+        lines.append(f"profile {len(graph.deciding)} layers on {ranks}, {options}; {mode.name}")
         return here
 
     monkeypatch.setattr(predictions, "MPI", SimpleNamespace(COMM_WORLD=two_ranks()))
     monkeypatch.setattr(predictions, "profile_network", lambda *_: None)
     monkeypatch.setattr(predictions.measured_steps, "time_plans", measured)
     monkeypatch.setattr(predictions, "measure_machine", lambda *_: machine())
+    monkeypatch.setattr(predictions, "measure_mode", lambda here, mode, *_: here.with_mode(mode, here.compute))
     monkeypatch.setattr(predictions, "add_layer_times", add_layer_times)
-    assert cli.main([*COMMAND, "--models", "unet,lenet5", "--rounds", "8"]) == 0
+    options = "--models", "unet,lenet5", "--rounds", "8", "--memory-format", "channels_last", "--captured"
+    assert cli.main([*COMMAND, *options]) == 0
     lines.append(capsys.readouterr().out)
     for model, case in predictions.CASES.items():
         lines.append(f"{model}: {vars(case)}")

@@ -11,6 +11,7 @@ import pytest
 import distconv as dc
 from distconv.perfmodel.machine.links import RankGroup
 from distconv.perfmodel.machine.machine import Compute, Link, Machine, Overlap, Roofline, built_in
+from distconv.perfmodel.machine.step_mode import MODES, StepMode
 
 GOOD = """
 name: box
@@ -71,6 +72,26 @@ def test_kinds_that_are_none_are_refused(tmp_path):
         tmp_path, GOOD + "kinds: {old: 3}", "kinds.old: found 3, expected a mapping with the keys memory, roofline"
     )
     assert_rejected(tmp_path, GOOD + "kinds: {old: {memory: 2 GB}}", "kinds.old.roofline: found nothing")
+
+
+def test_a_machine_has_times_for_each_mode_of_steps(tmp_path):
+    machine, captured = load(tmp_path, GOOD + KINDS), StepMode("channels_last", captured=True)
+    entries = tuple(replace(entry, table={"conv": 0.5 * entry.busy}) for entry in machine.compute)
+    machine = machine.with_mode(captured, entries)
+    machine.save(tmp_path / "saved.yaml")
+    assert Machine.load(tmp_path / "saved.yaml") == machine
+    assert machine.in_mode(captured) == replace(machine, compute=entries, modes={})
+    assert machine.in_mode(StepMode()) is machine
+    assert machine.with_mode(StepMode(), entries[:1]) == replace(machine, compute=entries[:1])
+    for without in (machine.by_roofline(), machine.at_work(1), machine.of_kind("old")):
+        assert not without.modes
+    words = "steps that are contiguous, captured", "contiguous, eager; channels_last, captured", "profile --captured"
+    with pytest.raises(dc.MachineError, match=".*".join(words)):
+        machine.in_mode(StepMode(captured=True))
+    with pytest.raises(dc.MachineError, match="modes: 'captured' is not a mode; there are channels_last, eager; "):
+        replace(machine, modes={"captured": entries})
+    with pytest.raises(dc.MachineError, match=r"busy=\[4\]"):
+        machine.with_mode(MODES[1], entries[1:])
 
 
 def test_a_file_is_read_with_its_units(tmp_path):

@@ -7,7 +7,9 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from mpi4py import MPI
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import distconv as dc
 from distconv.communication import gradient_reduction
@@ -19,11 +21,16 @@ from distconv.perfmodel.cost.candidates import candidates
 from distconv.perfmodel.cost.evaluation import StepModel
 from distconv.perfmodel.cost.operation_work import PHASES, local_call, work
 from distconv.perfmodel.graph.tracing import trace
+from distconv.perfmodel.machine.step_mode import MODES, StepMode
 from distconv.perfmodel.profiles import measure_operations
 from distconv.perfmodel.profiles.measure_operations import (
+    EAGER,
     _backward,
     _BlockConvolution,
     _CallCopy,
+    _Runs,
+    _runs,
+    _time_runs,
     calls_of,
     measure,
     measure_exchange,
@@ -50,11 +57,12 @@ class Network(nn.Module):
 
 
 @pytest.mark.ranks(1, 2)
-def test_every_phase_of_every_operation_is_measured_for_every_candidate(comm):
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_every_phase_of_every_operation_is_measured_for_every_candidate(comm, mode):
     graph = trace(Network(), (4, 4, 8, 8))
     model = StepModel.cached(graph, machine(), 2, Settings())
     options = candidates(graph, 2)
-    table = measure(calls_of(graph, options, 2, model.per_node), comm, CPU)
+    table = measure(calls_of(graph, options, 2, model.per_node), comm, CPU, 1, mode)
     for op in graph.operations:
         for candidate in options[op.layer]:
             call = local_call(op, model.parts(candidate))
@@ -70,10 +78,12 @@ def test_the_sum_of_weights_gradients_is_not_in_the_figure_and_what_was_kept_sta
     call, grid = local_call(op, AxisParts.from_axes({"n": 2}, 2, 2)), dc.ProcessGrid(comm, n=2)
     leaf, share = torch.zeros(2, requires_grad=True), torch.ones(2)
     gradient_reduction.set_unsynced_grads([(leaf, share, comm)])
-    run = _backward([_CallCopy(call, "weight", grid, CPU) for _ in range(2)])
+    copies = [_CallCopy(call, "weight", grid, CPU, EAGER) for _ in range(2)]
+    run = _backward(copies)
     with count_traffic() as traffic:
-        shares = run()
-    assert [tuple(each.shape) for each in shares if each is not None] == []  # they are kept for the sum that BPa is
+        run()
+    # They are kept for the sum, which is BPa.
+    assert all(leaf.grad is None for copy in copies for leaf in copy.leaves)
     assert not traffic.reduced and not traffic.sent
     assert [each[0] is leaf for each in gradient_reduction.unsynced_grads()] == [True]
     gradient_reduction.set_unsynced_grads([])
@@ -84,7 +94,7 @@ def test_a_convolution_with_ghosts_has_the_gradients_of_torch(comm):
     """At once on 2 ranks, in pieces on 3: what is timed is the work that there is."""
     op = trace(nn.Sequential(nn.Conv2d(2, 2, 1), nn.Conv2d(2, 3, 3, padding=1)), (2, 2, 12, 5)).operations[1]
     call = local_call(op, AxisParts.from_axes({"h": comm.size}, comm.size, comm.size))
-    copies = {phase: _BlockConvolution(call, call.pieces, phase, CPU) for phase in ("input", "weight")}
+    copies = {phase: _BlockConvolution(call, call.pieces, phase, CPU, EAGER) for phase in ("input", "weight")}
     for phase, copy in copies.items():
         whole = assemble_input(copy.pieces, copy.needed).values.requires_grad_()
         weight, bias = copy.weight.detach().requires_grad_(), copy.bias.detach().requires_grad_()
@@ -138,7 +148,7 @@ def test_a_roofline_is_work_over_the_time_of_the_slowest_rank(comm, monkeypatch)
     macs = 4 * 64 * 64 * 128 * (128 * 3 * 3)
     assert found.flops_per_s == pytest.approx(2 * macs * runs / comm.size)
     assert found.bytes_per_s == pytest.approx(3 * 4 * 1000 * runs / (2 * comm.size))
-    assert found.kernel_s == pytest.approx(4 * comm.size / runs)
+    assert found.kernel_s == pytest.approx(4 * comm.size / measure_operations.SUMS)
 
 
 @pytest.mark.ranks(2)
@@ -157,10 +167,43 @@ def test_a_time_is_the_mean_of_its_runs_after_some_that_warm_up(comm, monkeypatc
     monkeypatch.setattr(measure_operations, "CACHE_BYTES", copies)
     made = []
     graph = trace(nn.Sequential(nn.Conv2d(4, 4, 1)), (2, 4, 8, 8))
-    monkeypatch.setattr(measure_operations, "_runs_of_phase", lambda *_: lambda: made.append(None))
+    monkeypatch.setattr(
+        measure_operations, "_runs_of_phase", lambda call, phase, count, *_, **__: _Runs(lambda: made.append(0), count)
+    )
     table = measure(calls_of(graph, {"0": [{"n": 2}]}, 2, 2), comm, CPU)
     assert list(table.values()) == [pytest.approx(best * comm.size / runs) for best in (3.0, 7.0)]  # FP, BPw
     assert len(made) == 2 * 3 * (1 + 1 + times)  # to see that it runs, to warm up, and as often as is measured
+
+
+@pytest.mark.ranks(1, 2)
+def test_captured_runs_compute_what_eager_ones_do(comm, monkeypatch):
+    """Forward, and both passes: their difference is the backward pass. In-place operations change copies."""
+    network = nn.Sequential(nn.Conv2d(2, 3, 1), nn.ReLU(inplace=True), nn.AvgPool2d(2))
+    graph, grid = trace(network, (2, 2, 4, 4)), dc.ProcessGrid(comm, n=comm.size)
+    mode = StepMode("channels_last", captured=True)
+    captured = []
+    monkeypatch.setattr(
+        measure_operations, "capture", lambda step, **options: captured.append(dc.capture(step, **options)) or step
+    )
+    for op in graph.operations:
+        call = local_call(op, AxisParts.from_axes({"n": 2}, 2, 2))
+        for phase, runs in _runs(call, grid, CPU, mode).items():
+            assert runs.count == measure_operations.MAX_COPIES
+            assert (runs.less is None) is (phase == "forward" or call.pieces is not None)
+    assert captured
+    for step in captured:
+        expected, found = tree_leaves(step.__wrapped__()), tree_leaves(step())
+        assert len(found) == len(expected) > 0
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(dc.gather(one), dc.gather(other), rtol=0, atol=0)
+
+
+def test_a_backward_pass_takes_what_both_passes_take_beyond_the_forward_pass(monkeypatch):
+    monkeypatch.setattr(measure_operations, "time", Clock(0, [50.0, 20.0]))
+    runs = _Runs(lambda: None, 5, lambda: None)
+    assert _time_runs(runs, MPI.COMM_SELF, CPU) == pytest.approx(3.0)
+    monkeypatch.setattr(measure_operations, "time", Clock(0, [20.0, 50.0]))
+    assert _time_runs(runs, MPI.COMM_SELF, CPU) == measure_operations.LEAST_S
 
 
 @pytest.mark.ranks(2)
