@@ -21,6 +21,7 @@ from distconv.communication.transport import Traffic, count_traffic
 from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
+from distconv.jobs.bench.steps.torch_step import FORMATS
 from distconv.jobs.planning.options import add_machine_argument, run_on_rank_0
 from distconv.jobs.planning.single_layers import LAYERS
 from distconv.jobs.timing import idle, medians, time_interleaved, timed_variants
@@ -38,6 +39,7 @@ EXAMPLES = """\
 examples:
   mpiexec -n 4 distconv bench layer --grid c=4 --channels 1024 --layers 2 --size 14
   mpiexec -n 4 distconv bench layer --grid n=2,c=2 --channels 256 --groups 32 --batch 4
+  mpiexec -n 2 distconv bench layer --grid h=2 --channels 16 --size 512 --memory-format channels_last
   mpiexec -n 2 distconv bench layer --layer conv1 --grid h=2 --batch 1 --machine localhost
 """
 
@@ -68,6 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("rounds", "interleaved repetitions of each variant"),
     ):
         parser.add_argument(f"--{name}", type=positive_int, help=f"{text}; without --layer (default: {STACK[name]})")
+    parser.add_argument(
+        "--memory-format",
+        choices=FORMATS,
+        default="contiguous",
+        help="memory format of the input and the weights (default: %(default)s)",
+    )
     report.add_json_argument(parser)
 
 
@@ -88,9 +96,12 @@ class LayerStack:
                 ),
                 torch.nn.ReLU(),
             ]
-        self.model = parallelize(torch.nn.Sequential(*layers), grid)
+        order = FORMATS[options.memory_format]
+        model = torch.nn.Sequential(*layers).to(memory_format=order)  # type: ignore[call-overload]
+        self.model = parallelize(model, grid)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-3, momentum=0.9)
-        self.x = scatter(torch.randn(options.batch, options.channels, options.size, options.size), grid)
+        x = torch.randn(options.batch, options.channels, options.size, options.size)
+        self.x = scatter(x.contiguous(memory_format=order), grid)
 
     def step(self) -> None:
         """Take a step: forward, backward, update."""
@@ -118,7 +129,9 @@ def run(options: argparse.Namespace) -> int:
     if options.layer is not None:
         machine = run_on_rank_0(comm, lambda: Machine.load(options.machine)) if options.machine else None
         device = torch.device(select_device(options.device, comm))
-        figures = paper_layers.run(options.layer, options.batch, axes, device, machine)
+        figures = paper_layers.run(
+            options.layer, options.batch, axes, device, machine, memory_format=options.memory_format
+        )
         if figures is not None:
             report.print_json(figures, options.json)
         return 0
@@ -176,8 +189,8 @@ def _report(
     print(
         report.heading(
             f"{options.layers} x (conv {options.kernel}x{options.kernel}, {options.channels} channels and filters, "
-            f"groups {options.groups}, ReLU) over {grid.describe()}, float32, N={options.batch}, "
-            f"{options.size} x {options.size}, SGD with momentum"
+            f"groups {options.groups}, ReLU) over {grid.describe()}, float32, {options.memory_format}, "
+            f"N={options.batch}, {options.size} x {options.size}, SGD with momentum"
         )
     )
     print(f"algorithm: {_algorithm(split, grid)}")

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from mpi4py import MPI
 
+import distconv as dc
 from distconv.communication.transport import Traffic
 from distconv.jobs.bench.layers import layer
 from tests.jobs.bench import command
@@ -28,6 +30,14 @@ def test_a_stack_of_layers_holds_weights_gradients_and_momenta(comm: Any, capsys
         assert found["alone_bytes"] == 3 * (weights + biases)
         assert found["held_bytes"] == [3 * (weights + biases) // 2] * 2
         assert found["ratio"] == 0.5
+
+
+def test_input_and_weights_have_the_memory_format() -> None:
+    options = parsed("bench layer", "--channels", "8", "--size", "6", "--memory-format", "channels_last")
+    options = argparse.Namespace(**vars(options) | layer._stack(options))
+    stack = layer.LayerStack(options, dc.ProcessGrid(MPI.COMM_SELF))
+    for tensor in (stack.x.local, stack.model[0].weight):
+        assert tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.ranks(2)
