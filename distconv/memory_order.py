@@ -144,6 +144,9 @@ def has_own_strides(tensor: Any) -> bool:
 def noncontiguous_strides(block: torch.Tensor) -> tuple[int, ...] | None:
     """Return the strides of a plain tensor; None if it is contiguous or has no strides.
 
+    An image of one pixel is contiguous in both memory formats. Its strides tell in which format convolution and
+    interpolation return their results, so those of channels_last are returned.
+
     Parameters
     ----------
     block : Tensor
@@ -153,7 +156,10 @@ def noncontiguous_strides(block: torch.Tensor) -> tuple[int, ...] | None:
     -------
     tuple of int or None
     """
-    return None if block.layout != torch.strided or block.is_contiguous() else block.stride()
+    if block.layout != torch.strided:
+        return None
+    contiguous = block.is_contiguous() and (block.dim() not in (4, 5) or block.stride(-1) == 1)
+    return None if contiguous else block.stride()
 
 
 def _set_strides_of_views(source: Any, result: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from distconv.dispatch import implements
+from distconv.dispatch import StridePolicy, implements
 from distconv.errors import NoRule, ShapeError
 from distconv.kernels.convolution import Geometry, Range
 from distconv.layers.common.alignment import as_distributed, redistribute_balanced, result_shape
@@ -320,7 +320,9 @@ for _count in (1, 2, 3):
     _register(f"max_pool{_count}d_with_indices", max_pool_with_indices, _count)
     _register(f"avg_pool{_count}d", avg_pool, _count)
     # Not torch._C._nn's functions of the same name, whose third argument is the output size.
-    implements(getattr(F, f"max_unpool{_count}d"), tensors="input indices")(partial(_max_unpool, _count))
+    # Meta tensors give a contiguous result. The CPU's kernel of two dimensions keeps the memory format.
+    _order = StridePolicy.OF_INPUT_ON_CPU if _count == 2 else StridePolicy.KEPT
+    implements(getattr(F, f"max_unpool{_count}d"), tensors="input indices", order=_order)(partial(_max_unpool, _count))
 
 for _count in (2, 3):
     _register(f"fractional_max_pool{_count}d", _raise_fractional, _count)

@@ -112,3 +112,26 @@ def test_what_a_mask_picks_of_a_permuted_tensor_has_the_strides_of_one_process(c
         found = dc.scatter(whole, grid).permute(0, 2, 3, 1)[dc.scatter(mask, grid, dims="nhw")]
         assert found.stride() == expected.stride()
         assert torch.equal(dc.gather(found.abs()), expected.abs())
+
+
+@RANKS
+def test_one_pixel_of_a_channels_last_image_stays_channels_last(comm):
+    """Its strides alone tell interpolation the format; blocks of the result must have it, too."""
+    image = normal(4, 4, 6, 8).contiguous(memory_format=LAST)
+    for grid in grids(comm, "nhw"):
+        x = dc.scatter(image, grid)
+        for found, expected in (
+            (F.adaptive_avg_pool2d(x, 1), F.adaptive_avg_pool2d(image, 1)),
+            (pyramid(x), pyramid(image)),
+            (unpooled(x), unpooled(image)),
+        ):
+            assert found.stride() == expected.stride()
+            assert found.local.is_contiguous(memory_format=LAST)
+
+
+def pyramid(x):
+    return torch.cat([x, F.interpolate(F.adaptive_avg_pool2d(x, 1), size=x.shape[2:], mode="bilinear")], 1)
+
+
+def unpooled(x):
+    return F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2)
