@@ -150,7 +150,7 @@ def _planned_step(
     channels = options.input[0]
     model = build_model(options.model, comm, seed=0, in_channels=channels, classes=options.classes, width=options.width)
     dist = Distribution(plan.input_grid(model, comm), default_axes(None, 1 + len(options.input)))
-    x = random_tensor(dist, (options.batch, *options.input), device)
+    x: torch.Tensor = random_tensor(dist, (options.batch, *options.input), device)
     model = parallelize(model.to(device), plan, comm=comm)
     if mode.memory_format != EAGER.memory_format:
         order = CHANNELS_LAST.get(x.dim(), torch.contiguous_format)
