@@ -66,7 +66,8 @@ class FewLayouts(CaseRun):
     def __init__(self, comm: MPI.Intracomm, most: int) -> None:
         super().__init__(comm)
         self.most = most
-        self._strides: dict[Any, tuple[tuple[int, ...], ...]] = {}  # by the sizes of a layout
+        # By the sizes and the memory format of a layout.
+        self._strides: dict[Any, tuple[tuple[int, ...], ...]] = {}
 
     def layouts(self, case: Case) -> Sequence[CaseLayout]:
         """Return ``most`` of the layouts of a case, evenly spaced."""
@@ -78,7 +79,7 @@ class FewLayouts(CaseRun):
     def backend(self, case: Case, layout: CaseLayout, grid: ProcessGrid) -> ReferenceBackend:
         """Return the backend of the ranks, which knows the strides of the reference."""
         backend = _Checked(grid, layout, self.fails)
-        backend.expected = None if case.operator in OTHER_STRIDES else self._strides[layout.sizes]
+        backend.expected = None if case.operator in OTHER_STRIDES else self._strides[layout.sizes, layout.channels_last]
         return backend
 
     def _attempt(self, case: Case, backend: ReferenceBackend) -> Any:
@@ -86,7 +87,7 @@ class FewLayouts(CaseRun):
             return super()._attempt(case, backend)
         reference = _Reference(backend.layout)
         part = super()._attempt(case, reference)
-        self._strides[backend.layout.sizes] = reference.strides
+        self._strides[backend.layout.sizes, backend.layout.channels_last] = reference.strides
         return part
 
 

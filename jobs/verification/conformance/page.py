@@ -14,7 +14,7 @@ from mpi4py import MPI
 from mpi4py import __version__ as mpi4py_version
 
 from distconv.jobs.verification.engine.journal import Line, size
-from distconv.jobs.verification.engine.layouts import KINDS
+from distconv.jobs.verification.engine.layouts import CHANNELS_LAST, KINDS
 from distconv.jobs.verification.engine.verdicts import BAD, Verdict
 
 # The columns of the data file have the short names: other names would change its format.
@@ -40,6 +40,11 @@ SHORT = {
     "empty channels": ("c empty", "all ranks along the channels, of which there are fewer than ranks"),
     "channels + samples": ("c·n", "two ranks along the channels, the others along the samples"),
     "channels + space": ("c·s", "two ranks along the channels, the others along the first spatial dimension"),
+    CHANNELS_LAST: (
+        "last",
+        "all ranks along the first of several spatial dimensions; inputs are channels_last, and so must blocks be "
+        "wherever torch's results are",
+    ),
 }
 """Heading and meaning of each kind of layout."""
 

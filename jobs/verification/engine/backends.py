@@ -70,7 +70,7 @@ class ReferenceBackend:
         -------
         torch.Tensor
         """
-        return self.plain(value, grad)
+        return self.plain(self.layout.in_memory_format(value), grad)
 
     def plain(self, value: torch.Tensor, grad: bool = True) -> torch.Tensor:
         """Return a copy of a tensor as every rank has it, like a parameter.
@@ -217,8 +217,9 @@ class DistributedBackend(ReferenceBackend):
         torch.Tensor
         """
         axes = default_axes(None, value.dim()) if dims is None else dims
+        value = self.layout.in_memory_format(value)
         x = scatter(value.detach(), self.layout.distribution(self.grid, value.shape, axes, balanced=balanced))
-        return DistTensor(x.local.detach(), x.dist, x.shape).requires_grad_(grad and _inexact(value))
+        return x.detach().requires_grad_(grad and _inexact(value))
 
     def model(self, module: nn.Module, parallel: bool = True) -> nn.Module:
         """Return the module, parallelized.

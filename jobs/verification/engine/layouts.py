@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
 
@@ -13,6 +15,10 @@ Extents = dict[str, int]
 
 USUAL: Extents = {"n": 5, "d": 5, "h": 7, "w": 9}
 CHANNELS = 4
+CHANNELS_LAST = "channels_last"
+"""The kind of layouts whose inputs have this memory format."""
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 SPATIAL = ("d", "h", "w")
 
 
@@ -28,6 +34,22 @@ class CaseLayout:
     """``balanced``, ``uneven`` or ``cyclic`` blocks along the axes of the grid, or ``whole`` if nothing is split."""
     first_only: bool = False
     """True distributes the first input only. Otherwise all inputs are distributed."""
+    channels_last: bool = False
+    """True gives inputs of 4 and 5 dimensions the memory format channels_last. Otherwise they are contiguous."""
+
+    def in_memory_format(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return an input in the memory format of the layout.
+
+        Parameters
+        ----------
+        tensor : torch.Tensor
+
+        Returns
+        -------
+        torch.Tensor
+        """
+        order = _CHANNELS_LAST.get(tensor.dim()) if self.channels_last else None
+        return tensor if order is None else tensor.contiguous(memory_format=order)
 
     def distribution(
         self, grid: ProcessGrid, shape: Sequence[int], dims: Sequence[str | None], *, balanced: bool = False
@@ -104,6 +126,7 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "empty channels": ("c", "balanced", "few"),
     "channels + samples": ("c n", "balanced", "divided"),
     "channels + space": ("c 1", "balanced", "divided"),
+    CHANNELS_LAST: ("1", "balanced", ""),
 }
 """Axes of the grid, blocks, and size along the first axis, by kind of layout.
 
@@ -136,10 +159,13 @@ def layouts(case: Splittable, ranks: int) -> list[CaseLayout]:
         parts = [ranks] if len(axes) == 1 else _factors(ranks)
         if None in axes or parts is None or not (blocks == "whole" or set(axes) <= case.axes | {"r"}):
             continue
+        if name == CHANNELS_LAST and len(case.axes.intersection(SPATIAL)) < 2:
+            continue
         grid = {axis: n for axis, n in zip(axes, parts, strict=True) if axis is not None}
         changed = _changed(case, resized, *next(iter(grid.items())))
         if changed is not None:
-            chosen.append(CaseLayout(name, tuple(grid.items()), _sizes(case, changed), blocks))
+            sizes = _sizes(case, changed)
+            chosen.append(CaseLayout(name, tuple(grid.items()), sizes, blocks, channels_last=name == CHANNELS_LAST))
     return chosen
 
 

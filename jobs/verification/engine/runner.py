@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from mpi4py import MPI
@@ -97,20 +97,21 @@ class CaseRun:
         ------
         Line
         """
-        parts: dict[tuple[tuple[str, int], ...], _RankPart] = {}
+        parts: dict[Any, _RankPart] = {}
         with self._watch.running():
             for layout in self.layouts(case):
                 grid = self.grid(layout.extents)
                 self._watch.begin(f"{case.operator} {case.option}, {layout.kind} ({grid.describe()})")
-                # The reference depends on the sizes alone, so layouts with the same sizes share it.
-                if layout.sizes not in parts:
-                    parts[layout.sizes] = self._attempt(case, ReferenceBackend(layout))
+                # The reference depends on sizes and memory format alone, so layouts that agree in both share it.
+                key = layout.sizes, layout.channels_last
+                if key not in parts:
+                    parts[key] = self._attempt(case, ReferenceBackend(layout))
                 # Each rank computes the reference itself, so all ranks return here or none does.
-                if case.as_torch_takes_it and parts[layout.sizes].refused:
+                if case.as_torch_takes_it and parts[key].refused:
                     return
                 part = self._attempt(case, self.backend(case, layout, grid))
                 place = (family, case.operator, case.option, layout.kind, grid.describe(), self.comm.size)
-                yield Line(*place, *self._found(case, parts[layout.sizes], part))
+                yield Line(*place, *self._found(case, parts[key], part))
 
     def layouts(self, case: Case) -> Sequence[CaseLayout]:
         """Return the layouts in which ``case`` is computed on these ranks."""

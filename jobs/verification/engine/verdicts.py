@@ -11,6 +11,7 @@ import torch
 
 from distconv.distribution import Distribution
 from distconv.errors import DistconvError
+from distconv.memory_format import memory_format
 from distconv.tensor import DistTensor
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -128,6 +129,10 @@ def _deviation(expected: torch.Tensor, actual: torch.Tensor, condition: float) -
                 f"is a block of {tuple(actual.local.shape)} where it should be {actual.dist.local_shape(actual.shape)}"
             )
         expected, actual = _block(expected, actual.dist), actual.local
+        order = memory_format(whole)
+        formatted = order is not torch.contiguous_format and actual.numel() > 0
+        if formatted and not actual.is_contiguous(memory_format=order):
+            return f"is a block of strides {actual.stride()}, but torch's result is {order}"
     actual = actual.detach()
     if expected.is_complex():
         whole, expected, actual = (torch.view_as_real(t.resolve_conj()) for t in (whole, expected, actual))
