@@ -46,7 +46,7 @@ def test_a_choice_is_measured_beside_the_best_grid_unless_it_is_one(
     monkeypatch.setattr(predictions, "measure_machine", lambda *_: machine())
     monkeypatch.setattr(predictions, "add_layer_times", lambda here, *_, **__: here)
     monkeypatch.setattr(predictions, "select", lambda *_: SimpleNamespace(plan=dc.Plan(chosen, 2)))
-    found = predictions._compared("lenet5", 7, None, comm)
+    found = predictions._compared("lenet5", 7, None, comm, StepMode())
     assert [row.name for row in found.rows] == names
     assert [row.measured for row in found.rows] == [STEPS[name.removesuffix(", planned")] for name in names]
     assert (found.best, found.ratio_to_best) == ("n=2", ratio_to_best)
