@@ -14,6 +14,7 @@ import distconv as dc
 from distconv import checkpoint
 from distconv.checkpoint import reading
 from distconv.checkpoint.manifest import MANIFEST, read
+from distconv.checkpoint.state import Loaded
 from tests.distconv.checkpoint.damage import on_rank_0, only_file, refused
 from tests.distconv.layouts import grid_over, normal
 
@@ -439,3 +440,7 @@ def test_tensors_without_plain_values_are_refused(
     assert why in refused(comm, lambda: dc.save_checkpoint(shared_tmp_path, 1, model, values={"x": tensor}, comm=comm))
     text = refused(comm, lambda: dc.save_checkpoint(shared_tmp_path, 1, model, values=[tensor], comm=comm))  # type: ignore[arg-type]
     assert "values is a list. Pass a dictionary" in text
+
+
+def test_a_checkpoint_that_fits_lists_no_tensors_and_no_errors():
+    assert Loaded(3, {"lr": 0.1}) == (3, {"lr": 0.1}, (), (), ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from distconv.layers.models import MODELS, mesh1k, mesh2k
+from tests.jobs.approved import assert_approved
 
 PUBLISHED = {
     "lenet5": (60_000 - 12 - 32 + 900 + 850, 1),  # the text of layers/models/lenet.py says what is other
@@ -70,3 +72,21 @@ def test_every_parameter_of_every_model_gets_a_gradient() -> None:  # one test, 
             key: p for key, p in model.named_parameters() if not key.endswith(".bias")
         }  # 0 in front of batch norm
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in weights.values()), name
+
+
+def test_shapes_of_all_layers_are_as_approved() -> None:
+    """Meta tensors: no values are computed."""
+    lines = []
+    for name, reference in MODELS.items():
+        with torch.device("meta"):
+            model = reference(in_channels=reference.sample[0])
+        lines.append(f"{name}:")
+        for path, module in model.named_modules():
+            if not any(True for _ in module.children()):
+                module.register_forward_hook(partial(_describe_output, lines, path))
+        model(torch.empty(2, *reference.sample, device="meta"))
+    assert_approved("model-shapes", "\n".join(lines))
+
+
+def _describe_output(lines: list[str], path: str, module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
+    lines.append(f"    {path} {type(module).__name__} {tuple(inputs[0].shape)} -> {tuple(output.shape)}")
