@@ -11,6 +11,45 @@ from collections.abc import Sequence
 
 import torch
 
+FORMATS = ("contiguous", "channels_last")
+"""Names of memory formats in options and files."""
+
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""The format ``channels_last`` of tensors with so many dimensions."""
+
+
+def named_format(name: str, dims: int) -> torch.memory_format:
+    """Return the memory format of tensors with so many dimensions.
+
+    Parameters
+    ----------
+    name : str
+        One of ``FORMATS``.
+    dims : int
+        Number of dimensions. Only images (4) and volumes (5) have a channels_last format.
+
+    Returns
+    -------
+    torch.memory_format
+    """
+    return torch.contiguous_format if name == FORMATS[0] else CHANNELS_LAST.get(dims, torch.contiguous_format)
+
+
+def convert_weights(model: torch.nn.Module, name: str) -> None:
+    """Convert the parameters of a model to a memory format.
+
+    ``Module.to`` raises if a model has weights of both 2-D and 3-D convolutions.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Model, whose parameters are changed in place.
+    name : str
+        One of ``FORMATS``.
+    """
+    for weight in model.parameters():
+        weight.data = weight.data.contiguous(memory_format=named_format(name, weight.dim()))
+
 
 def memory_format(tensor: torch.Tensor) -> torch.memory_format:
     """Return the memory format of a tensor; of a view that is not dense, that of the tensor that it is a view of.

@@ -24,14 +24,11 @@ from distconv.data.source import SampleSource
 from distconv.distribution import Distribution, Interval, default_axes
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
+from distconv.memory_format import CHANNELS_LAST
 from distconv.tensor import DistTensor
 
 _ORDER, _FLIPS, _CROPS, _TRANSPOSES = 0, 1, 3, 4
 """Independent streams of random numbers. ``jobs.images.sources`` uses stream 2 with the same seed."""
-
-
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""Memory format of tensors with so many dimensions, one of them channels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -566,7 +563,7 @@ def resolve_field(each: Field, source: SampleSource, samples: int) -> Field:
         raise DataError(
             f"{what}: exchanged names channels {[c for c, _ in each.exchanged]} of {channels}. Count from 0."
         )
-    formats = {torch.contiguous_format, _CHANNELS_LAST.get(len(shape) if each.has_channels else 0)}
+    formats = {torch.contiguous_format, CHANNELS_LAST.get(len(shape) if each.has_channels else 0)}
     if each.memory_format not in formats:
         raise DataError(
             f"{what}: memory_format is {each.memory_format}, but the dataset is {shape}. channels_last is for images "

@@ -137,7 +137,8 @@ def _plan(options: argparse.Namespace) -> None:
     if strategy.estimated:
         print(
             "not all layers with weights were measured for these ranks: the times of the others are estimates by the "
-            f"roofline; measure them with mpiexec -n {ranks} distconv profile --model {options.model} ..."
+            f"roofline; measure them with mpiexec -n {ranks} distconv profile{step_mode(options).options} "
+            f"--model {options.model} ..."
         )
     if remark:
         print(remark)

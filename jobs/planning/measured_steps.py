@@ -16,9 +16,9 @@ from distconv.capture.captured import capture
 from distconv.distribution import Distribution, default_axes
 from distconv.jobs.timing import time_action, time_interleaved, timed_variants
 from distconv.jobs.training.model_factory import build_model
+from distconv.memory_format import convert_weights, named_format
 from distconv.parallel import parallelize
-from distconv.perfmodel.machine.step_mode import StepMode
-from distconv.perfmodel.profiles.measure_operations import CHANNELS_LAST, EAGER
+from distconv.perfmodel.machine.step_mode import MODES, StepMode
 from distconv.pipeline import FAMILIES, Pipeline, Weights
 from distconv.plan import Plan
 from distconv.tensor import DistTensor
@@ -100,7 +100,7 @@ def time_plans(
     plans: Mapping[str, Plan],
     device: torch.device,
     *,
-    mode: StepMode = EAGER,
+    mode: StepMode = MODES[0],
 ) -> dict[str, list[float]]:
     """Time steps of several plans on the first ranks. Collective: call on every rank of ``comm``.
 
@@ -151,14 +151,9 @@ def _planned_step(
     model = build_model(options.model, comm, seed=0, in_channels=channels, classes=options.classes, width=options.width)
     dist = Distribution(plan.input_grid(model, comm), default_axes(None, 1 + len(options.input)))
     x: torch.Tensor = random_tensor(dist, (options.batch, *options.input), device)
-    model = parallelize(model.to(device), plan, comm=comm)
-    if mode.memory_format != EAGER.memory_format:
-        order = CHANNELS_LAST.get(x.dim(), torch.contiguous_format)
-        x = x.contiguous(memory_format=order)
-        for weight in model.parameters():
-            if weight.dim() == x.dim():
-                weight.data = weight.data.contiguous(memory_format=order)
-    return training_step(model, x, captured=mode.captured)
+    convert_weights(model, mode.memory_format)
+    x = x.contiguous(memory_format=named_format(mode.memory_format, x.dim()))
+    return training_step(parallelize(model.to(device), plan, comm=comm), x, captured=mode.captured)
 
 
 def pipeline_step_s(pipe: Pipeline, schedule: str, x: torch.Tensor, target: torch.Tensor, comm: MPI.Intracomm) -> float:

@@ -23,10 +23,11 @@ from distconv.jobs.planning.package_memory import build_and_measure
 from distconv.jobs.training.model_factory import ModelError, build_model
 from distconv.jobs.training.options import positive_int
 from distconv.layers.models import MODELS
+from distconv.memory_format import FORMATS
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.graph.tracing import TraceError, trace
 from distconv.perfmodel.machine.machine import built_in
-from distconv.perfmodel.machine.step_mode import MEMORY_FORMATS, StepMode
+from distconv.perfmodel.machine.step_mode import StepMode
 from distconv.perfmodel.machine.units import Quantity
 
 T = TypeVar("T")
@@ -93,8 +94,8 @@ def add_step_mode_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     """
     parser.add_argument(
         "--memory-format",
-        choices=MEMORY_FORMATS,
-        default=MEMORY_FORMATS[0],
+        choices=FORMATS,
+        default=FORMATS[0],
         help=f"{verb} steps whose images and weights have this memory format (default: %(default)s)",
     )
     parser.add_argument("--captured", action="store_true", help=f"{verb} captured steps instead of eager ones")

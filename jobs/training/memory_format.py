@@ -23,14 +23,13 @@ from distconv.checkpoint.values import from_json
 from distconv.communication.agreement import try_on_rank_0
 from distconv.errors import CheckpointError
 from distconv.jobs.captured_steps import now
+from distconv.memory_format import FORMATS
 
 from .run import CHECKPOINTS
 from .settings import TrainingSettings
 from .training import Trainer, Training
 
 S = TypeVar("S", bound=TrainingSettings)
-
-FORMATS = ("contiguous", "channels_last")
 
 _WORTHWHILE = 100
 """Minimum of steps for which ``auto`` measures, since the measurement takes ten steps."""

@@ -150,25 +150,6 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def memory_format_of(settings: TrainingSettings, dims: int) -> torch.memory_format:
-    """Return the memory format of tensors with so many dimensions.
-
-    Parameters
-    ----------
-    settings : TrainingSettings
-    dims : int
-        Number of dimensions. Only images (4) and volumes (5) have a channels_last format.
-
-    Returns
-    -------
-    torch.memory_format
-    """
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    if settings.memory_format == "contiguous":
-        return torch.contiguous_format
-    return formats.get(dims, torch.contiguous_format)
-
-
 def dtype_of(settings: TrainingSettings) -> torch.dtype:
     """Return the dtype of the model's parameters and inputs."""
     return getattr(torch, settings.dtype)  # type: ignore[no-any-return]

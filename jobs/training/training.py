@@ -23,6 +23,7 @@ from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
 from distconv.jobs.captured_steps import AutoCapturedStep
 from distconv.jobs.configuration.optimisation import RateSchedule
+from distconv.memory_format import convert_weights, named_format
 from distconv.parallel import parallelize
 from distconv.parameters.optimizer_state import shard_optimizer
 from distconv.parameters.replicas import check_replicas
@@ -35,7 +36,6 @@ from .settings import (
     dtype_of,
     learning_rate,
     make_optimizer,
-    memory_format_of,
     set_learning_rate,
 )
 
@@ -193,7 +193,7 @@ class Training(Recoverable):
     @property
     def image_format(self) -> dict[str, torch.memory_format]:
         """Memory format of the images, as an option of their loader."""
-        return {"memory_format": memory_format_of(self.settings, self.image_dims)}
+        return {"memory_format": named_format(self.settings.memory_format, self.image_dims)}
 
     @property
     def rate(self) -> float:
@@ -300,9 +300,7 @@ class Trainer(Training):
         model = model.to(device, dtype_of(settings))
         # A user's model may have a format of its own, which the default leaves as it is.
         if settings.memory_format != "contiguous":
-            # Not Module.to, which raises if a model has weights of both 2-D and 3-D convolutions.
-            for weight in model.parameters():
-                weight.data = weight.data.contiguous(memory_format=memory_format_of(settings, weight.dim()))
+            convert_weights(model, settings.memory_format)
         model = parallelize(model, grid_or_plan, comm=comm, batch_norm=settings.batch_norm)
         super().__init__(settings, model, grid, comm, device)
         if settings.shard_optimizer:

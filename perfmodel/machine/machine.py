@@ -224,7 +224,8 @@ class Machine:
         for name, entries in self.modes.items():
             if name not in known:
                 raise MachineError(
-                    f"machine {self.name}: modes: {describe_value(name)} is not a mode; there are {'; '.join(known)}"
+                    f"machine {self.name}: modes: {describe_value(name)} is not a mode of steps. Use one of "
+                    f"{'; '.join(known)}"
                 )
             replace(self, compute=entries, modes={})  # checks the entries
         busy = [entry.busy for entry in self.compute]
@@ -344,7 +345,7 @@ class Machine:
             there = "; ".join([StepMode().name, *self.modes])
             raise MachineError(
                 f"machine {self.name}: not measured for steps that are {mode.name}; there are {there}. Measure it with "
-                f"distconv profile{' --captured' if mode.captured else ''} --memory-format {mode.memory_format}"
+                f"distconv profile{mode.options}"
             )
         return replace(self, compute=self.modes[mode.name], modes={})
 

@@ -39,7 +39,7 @@ from distconv.kernels.convolution import (
     is_below_overlap_threshold,
     is_convolvable_without_copy,
 )
-from distconv.memory_format import new_empty
+from distconv.memory_format import named_format, new_empty
 from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.candidates import Candidate
 from distconv.perfmodel.cost.convolution_pieces import ConvolutionRanges
@@ -79,9 +79,6 @@ LARGE_ELEMENTS = 1 << 24
 
 EAGER = StepMode()
 """Contiguous tensors and eager runs."""
-
-CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""The memory format channels_last by number of dimensions."""
 
 
 def calls_of(
@@ -487,9 +484,7 @@ def _random(
     if not kind.is_floating_point:
         return torch.ones(tuple(shape), dtype=kind, device=device)
     values = torch.rand(tuple(shape), dtype=kind, device=device)
-    if mode.memory_format != EAGER.memory_format and len(shape) in CHANNELS_LAST:
-        values = values.contiguous(memory_format=CHANNELS_LAST[len(shape)])
-    return values.requires_grad_(requires_grad)
+    return values.contiguous(memory_format=named_format(mode.memory_format, len(shape))).requires_grad_(requires_grad)
 
 
 def _runs(call: LocalCall, grid: ProcessGrid, device: torch.device, mode: StepMode = EAGER) -> dict[str, _Runs]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import distconv as dc
-from distconv.memory_format import dense, memory_format, new_empty
+from distconv.memory_format import convert_weights, dense, memory_format, named_format, new_empty
 from tests.distconv.layouts import grids, normal
 from tests.layers.compare import built, close, whole
 
@@ -104,3 +104,25 @@ def test_formats_of_views_and_of_what_is_contiguous_in_both():
     empty = new_empty(view.double(), (1, 2, 3, 4))
     assert empty.shape == (1, 2, 3, 4) and empty.dtype is torch.float64
     assert memory_format(empty) is torch.channels_last
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "expected"),
+    [
+        ("contiguous", 4, torch.contiguous_format),
+        ("channels_last", 3, torch.contiguous_format),
+        ("channels_last", 4, torch.channels_last),
+        ("channels_last", 5, torch.channels_last_3d),
+    ],
+)
+def test_formats_by_number_of_dimensions(name: str, dims: int, expected: torch.memory_format) -> None:
+    assert named_format(name, dims) is expected
+
+
+def test_weights_of_two_and_of_three_dimensions_are_converted() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 2, 3), nn.Conv3d(2, 2, 3), nn.Linear(2, 2))
+    values = [weight.detach().clone() for weight in model.parameters()]
+    convert_weights(model, "channels_last")
+    for weight, before in zip(model.parameters(), values, strict=True):
+        assert torch.equal(weight, before)
+        assert weight.is_contiguous(memory_format=named_format("channels_last", weight.dim()))

@@ -10,6 +10,7 @@ import torch
 
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
+from distconv.memory_format import named_format
 
 Extents = dict[str, int]
 
@@ -18,7 +19,6 @@ CHANNELS = 4
 CHANNELS_LAST = "channels_last"
 """The kind of layouts whose inputs have this memory format."""
 
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 SPATIAL = ("d", "h", "w")
 
 
@@ -48,8 +48,9 @@ class CaseLayout:
         -------
         torch.Tensor
         """
-        order = _CHANNELS_LAST.get(tensor.dim()) if self.channels_last else None
-        return tensor if order is None else tensor.contiguous(memory_format=order)
+        if not self.channels_last:
+            return tensor
+        return tensor.contiguous(memory_format=named_format(CHANNELS_LAST, tensor.dim()))
 
     def distribution(
         self, grid: ProcessGrid, shape: Sequence[int], dims: Sequence[str | None], *, balanced: bool = False

@@ -15,7 +15,6 @@ from distconv.jobs.images.classification import ImageSettings, ImageTrainer
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training import memory_format as memory_format_module
 from distconv.jobs.training.memory_format import make_in_memory_format
-from distconv.jobs.training.settings import memory_format_of
 from tests.jobs.images.image_files import write_cifar, written
 
 SETTINGS = ImageSettings("resnet20", 4, batch=9, steps=4, lr=0.02, dtype="float64", augment="crop,flip")
@@ -36,19 +35,6 @@ def options(out: Path, choice: str, resume: str | None = None) -> Namespace:
 
 def is_channels_last(block: torch.Tensor) -> bool:
     return block.is_contiguous(memory_format=torch.channels_last) and not block.is_contiguous()
-
-
-@pytest.mark.parametrize(
-    ("name", "dims", "expected"),
-    [
-        ("contiguous", 4, torch.contiguous_format),
-        ("channels_last", 3, torch.contiguous_format),
-        ("channels_last", 4, torch.channels_last),
-        ("channels_last", 5, torch.channels_last_3d),
-    ],
-)
-def test_formats_by_number_of_dimensions(name: str, dims: int, expected: torch.memory_format) -> None:
-    assert memory_format_of(replace(SETTINGS, memory_format=name), dims) is expected
 
 
 @pytest.mark.ranks(2)

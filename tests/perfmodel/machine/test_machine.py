@@ -88,7 +88,7 @@ def test_a_machine_has_times_for_each_mode_of_steps(tmp_path):
     words = "steps that are contiguous, captured", "contiguous, eager; channels_last, captured", "profile --captured"
     with pytest.raises(dc.MachineError, match=".*".join(words)):
         machine.in_mode(StepMode(captured=True))
-    with pytest.raises(dc.MachineError, match="modes: 'captured' is not a mode; there are channels_last, eager; "):
+    with pytest.raises(dc.MachineError, match=r"'captured' is not a mode of steps\. Use one of channels_last, eager; "):
         replace(machine, modes={"captured": entries})
     with pytest.raises(dc.MachineError, match=r"busy=\[4\]"):
         machine.with_mode(MODES[1], entries[1:])
