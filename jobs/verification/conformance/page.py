@@ -32,19 +32,15 @@ SHORT = {
     "nothing split": ("whole", "every tensor is replicated on all ranks, which are along the samples"),
     "replicas": ("r", "every tensor is replicated on all ranks, which are along the grid axis for replicas"),
     "replicas + space": ("r·s", "two replicas of tensors that are split along the first spatial dimension"),
-    "channels": ("c", "all ranks along the channels; the number of ranks divides that of channels"),
+    "channels": ("c", "all ranks along the channels, whose number they divide"),
     "ragged channels": (
         "c ragged",
-        "all ranks along the channels; the number of ranks does not divide that of channels",
+        "all ranks along the channels, whose number they do not divide",
     ),
     "empty channels": ("c empty", "all ranks along the channels, of which there are fewer than ranks"),
     "channels + samples": ("c·n", "two ranks along the channels, the others along the samples"),
     "channels + space": ("c·s", "two ranks along the channels, the others along the first spatial dimension"),
-    CHANNELS_LAST: (
-        "last",
-        "all ranks along the first of several spatial dimensions; inputs are channels_last, and so must blocks be "
-        "wherever torch's results are",
-    ),
+    CHANNELS_LAST: ("last", "channels_last inputs, split along the first of several spatial dimensions"),
 }
 """Heading and meaning of each kind of layout."""
 
@@ -100,7 +96,7 @@ Number of cases, each a row on one kind of grid, by their worst result over all 
 | `!` | raises `UnsupportedOperation` with a suggested fix |
 | `t` | torch rejects these sizes, and so does distconv |
 | `inf` | an input has infinities, and NaN is at other positions than torch's |
-| `WRONG` | differs, or raises on some ranks only |
+| `WRONG` | differs in values or memory format, or raises on some ranks only |
 | `UNCLEAR` | raises any other error, or one without a suggested fix |
 | `HANGS` | did not end |
 

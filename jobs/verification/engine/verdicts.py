@@ -40,7 +40,7 @@ class Verdict(Enum):
     - REFUSED: torch rejects the case, and distconv raises with torch's message. OTHER_WORDS: with another message.
     - INFINITE: an input has infinities, and NaN has other positions than in torch's result. A block is padded with
       zeros where torch has neighbors, and zero times infinity is NaN. Such inputs occur only in diverged trainings.
-    - WRONG: a different value, or different outcomes on ranks.
+    - WRONG: a different value or memory format, or different outcomes on ranks.
     - UNCLEAR: an error that distconv did not raise, or without a suggested fix.
     - HANGS: the job hung or ended in the case.
     """
