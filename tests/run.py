@@ -48,7 +48,7 @@ LOG_LINES = 40
 
 @dataclass
 class Column:
-    """What came of one rank count."""
+    """Results of one rank count."""
 
     ranks: int
     tests: dict[str, records.Record] = field(default_factory=dict)

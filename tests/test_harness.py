@@ -204,7 +204,7 @@ def test_a_rank_of_a_running_job_can_be_killed() -> None:
 
 
 class Item:
-    """What the choice looks at: four cases of each test, ten tests in each file."""
+    """Items for the selection: four cases of each test, ten tests in each file."""
 
     def __init__(self, number: int, *marks: pytest.MarkDecorator, fixtures: tuple[str, ...] = ("comm",)) -> None:
         self._marks = {each.name: each.mark for each in marks}

@@ -39,8 +39,8 @@ def _raise_unsupported(name: str, reason: str, *_: Any, **named: Any) -> NoRetur
     raise UnsupportedOperation(f"{name}: {reason}")
 
 
-def _functions_named(name: str) -> set[Any]:
-    """Return the functions of ``torch`` and of tensors that are called ``name``."""
+def _functions_or_getters(name: str) -> set[Any]:
+    """Return the functions, or the getter, of ``torch`` and of tensors with this name."""
     # "name.__get__" stands for the getter of a property, which is what the dispatcher receives.
     attribute, _, getter = name.partition(".")
     if not getter:
@@ -51,7 +51,7 @@ def _functions_named(name: str) -> set[Any]:
 
 for _reason, _names in _REASONS.items():
     for _name in _names.split():
-        for _function in _functions_named(_name):
+        for _function in _functions_or_getters(_name):
             implements(_function, kind=OperatorKind.QUERY, tensors=None)(
                 partial(_raise_unsupported, name_of(_function), _reason)
             )

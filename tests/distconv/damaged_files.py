@@ -1,4 +1,4 @@
-"""What may stand at the path of a file in place of it."""
+"""Objects at the path of a file that are not the file."""
 
 from __future__ import annotations
 

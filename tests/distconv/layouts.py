@@ -1,4 +1,4 @@
-"""What tests of the core share: grids without MPI, grids over the ranks at hand, and blocks cut by brute force."""
+"""Helpers of the tests of the core: grids without MPI, grids over all ranks, and blocks by brute force."""
 
 from __future__ import annotations
 

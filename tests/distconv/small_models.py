@@ -12,7 +12,7 @@ IMAGES, LABELS = normal(3, 2, 7, 9), torch.tensor([0, 2, 1])
 
 
 class Convolutions(nn.Module):
-    """What most scenarios share: a convolution, batch norm, a second one."""
+    """Layers of most scenarios: a convolution, batch norm, a second convolution."""
 
     def __init__(self):
         super().__init__()

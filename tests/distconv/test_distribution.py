@@ -35,7 +35,7 @@ def distributions(draw):
 
 
 def indices(dist, rank, dim, extent):
-    """What ``rank`` owns of ``dim``, as a list."""
+    """Return the indices of ``dim`` that ``rank`` owns, as a list."""
     owned = dist.intervals(dim, dist.coordinate(dim, rank), extent)
     return [i for interval in owned for i in range(interval.start, interval.stop)]
 

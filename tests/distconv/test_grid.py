@@ -76,7 +76,7 @@ def test_the_flat_grid_is_one_row_of_the_same_ranks(comm):
 
 
 def test_an_equal_grid_works_after_one_was_freed(comm):
-    """What was remembered for the first must not be used with the second."""
+    """Values cached for the first grid must not be used with the second."""
     weight, x = counting(2, 2, 3, 3), counting(2, 2, 7, 8)
     for _ in range(3):
         with dc.ProcessGrid(comm, h=comm.size) as grid:

@@ -15,8 +15,8 @@ from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 SHAPE = (3, 2, 7, 4)
 
 
-def riders_bytes(ranks: int) -> int:
-    """Of the digest of weights that rides with their gradients: 32 bits in pieces, and their squares."""
+def digest_bytes(ranks: int) -> int:
+    """Return the bytes of the weight digest that is summed with the gradients: 32 bits in pieces, and squares."""
     return 2 * {2: 3, 3: 3, 4: 3, 6: 4, 8: 4}[ranks] * 8
 
 
@@ -147,4 +147,4 @@ def test_gradients_are_still_summed_behind_the_backward_pass_once_a_compilation_
     model = dc.parallelize(nn.Linear(3, 2).double(), x.grid, broadcast=True)
     with count_traffic() as traffic:
         model(x).sum().backward()
-    assert traffic.reduced["gradient sum of 2 parameters", comm.size] == (3 * 2 + 2) * 8 + riders_bytes(comm.size)
+    assert traffic.reduced["gradient sum of 2 parameters", comm.size] == (3 * 2 + 2) * 8 + digest_bytes(comm.size)

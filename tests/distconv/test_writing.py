@@ -1,4 +1,4 @@
-"""What ranks write together is the whole tensor, each chunk by one of them; what is not finished says so."""
+"""Ranks write the full tensor together, each chunk by one rank; unfinished files are marked."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def alike(expected: str, printed: str, apart: float = 1e-2) -> bool:
-    """Whether the texts are the same but for figures with a point, which may be so far apart."""
+    """Return True if the texts agree, except for decimal numbers, which may differ by the tolerance."""
     figure = r"\d+\.\d+"
     if re.sub(figure, "", expected) != re.sub(figure, "", printed):
         return False

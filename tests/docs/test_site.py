@@ -92,7 +92,7 @@ def test_every_name_and_every_option_has_a_place(site: Path, pages: dict[Path, P
 
 
 def dom(path: Path, query: str = "") -> str:
-    """What Chromium makes of a page that it opens as a file."""
+    """Return a page as Chromium renders it from a file."""
     browser = shutil.which("chromium")
     if browser is None:
         pytest.skip("needs the package chromium")

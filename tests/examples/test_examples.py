@@ -38,7 +38,7 @@ GRIDS = {"segment_3d": "d", "point_cloud": "d", "lat_lon_forecast": "w", "long_s
 """The axis of space that an example's own command splits, where it is not h."""
 
 PACKAGES = {"segment_3d": "monai", "classify_lightning": "lightning.pytorch"}
-"""What an example needs besides."""
+"""Further packages of an example."""
 
 
 @pytest.fixture

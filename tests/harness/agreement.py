@@ -41,7 +41,7 @@ class World:
         return [OUTCOMES[code] for code in codes]
 
     def same(self, digest: bytes) -> bool:
-        """Whether all ranks passed the same bytes."""
+        """Return True if all ranks passed the same bytes."""
         return len(set(self._private.allgather(digest))) == 1
 
     def renew(self) -> None:

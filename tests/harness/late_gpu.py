@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map, tree_map_only
 DEVICE = torch.device("cuda", 0)
 IDLE_S = 0.2
 NOTHING = 77
-"""What integers hold that nobody has written."""
+"""Value of uninitialized integers."""
 
 _CONSTRUCTORS = ("arange", "empty", "full", "ones", "zeros")
 _LIKE = ("empty_like", "full_like", "ones_like", "zeros_like")

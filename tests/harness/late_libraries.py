@@ -21,7 +21,7 @@ from tests.harness.late_gpu import DEVICE, LateGpu, Stream
 
 
 class LateWork:
-    """What a process group was given, as torch's ``Work``."""
+    """Tensors that were passed to a process group, as torch's ``Work``."""
 
     def __init__(self, group: LateGroup) -> None:
         self._group, self._end = group, group.stream.record_event()

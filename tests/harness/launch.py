@@ -169,7 +169,7 @@ class Job:
             RUNNING.remove(self)
 
     def output(self) -> str:
-        """What the job has printed until now."""
+        """Return the output of the job until now."""
         stdout, stderr = self._streams()
         return f"--- stdout\n{stdout}\n--- stderr\n{stderr}"
 

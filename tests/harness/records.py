@@ -16,7 +16,7 @@ OUTCOMES = ("passed", "skipped", "failed")
 
 @dataclass
 class Record:
-    """What one rank says of one test. ``exempt``: a skip at every rank count is no fault (no GPU, no sample data)."""
+    """Result of a test on one rank. ``exempt``: it may be skipped at every rank count (no GPU, no sample data)."""
 
     test: str
     outcome: str

@@ -55,9 +55,10 @@ def _spread(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
 
 
 def thin(items: list[pytest.Item], ranks: int) -> list[pytest.Item]:
-    """Of tests that name no rank counts, the cases that it is the turn of ``ranks``.
+    """Return the cases that run on ``ranks`` ranks, of tests that name no rank counts.
 
-    Each case has one, of those that its marker allows. On many ranks it is the first case of each test in some files.
+    Each case runs on one of the rank counts that its marker allows. On many ranks, the first case of each test in some
+    files runs.
     """
     if ranks in MANY:
         cases = by_test(item for item in items if in_part(item.path, MANY[ranks], MANY_PARTS))
@@ -79,7 +80,7 @@ def _has_turn(item: pytest.Item, ranks: int) -> bool:
 
 
 def runs_on(mark: pytest.Mark, size: int) -> bool:
-    """Whether a test with this ``ranks`` marker is meant for ``size`` ranks.
+    """Return True if a test with this ``ranks`` marker runs on ``size`` ranks.
 
     >>> runs_on(pytest.mark.ranks(2, 4).mark, 4), runs_on(pytest.mark.ranks(at_least=2).mark, 1)
     (True, False)
@@ -90,16 +91,16 @@ def runs_on(mark: pytest.Mark, size: int) -> bool:
 
 
 def in_part(path: Path, index: int, parts: int) -> bool:
-    """Whether the tests of this file belong to part ``index``."""
+    """Return True if the tests of this file belong to part ``index``."""
     return zlib.crc32(path.name.encode()) % parts == index
 
 
 FOR_RANKS = re.compile(r"\b(comm|shared_tmp_path|users_folder|planned_files)\b|mark\.ranks")
-"""What the text of a file has if any of its tests runs on ranks: fixtures that start MPI, or modules that have them."""
+"""Words in files whose tests run on ranks: fixtures that start MPI, or modules that have such fixtures."""
 
 
 def for_ranks(path: Path, ranks: int | None = None) -> bool:
-    """Whether a file may have tests that run on ranks; others need not be imported there, which takes seconds.
+    """Return True if a file may have tests that run on ranks. Importing other files there would take seconds.
 
     With ``ranks``: whether it may have tests that :func:`thin` keeps on so many.
     """

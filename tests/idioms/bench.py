@@ -15,7 +15,7 @@ from tests.distconv.layouts import normal
 SAMPLES, ROWS, COLUMNS = 5, 7, 9
 
 Found = dict[str, Any]
-"""What an idiom gives: tensors, plain or distributed, and numbers, by name."""
+"""Results of an idiom by name: tensors, plain or distributed, and numbers."""
 
 
 class Net(nn.Module):

@@ -21,7 +21,7 @@ class Stream(io.StringIO):
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch):
-    """What is shown of a thousand steps in an instant."""
+    """Return the progress lines of a thousand steps without delay."""
 
     def of(terminal: bool, rank: int = 0) -> str:
         stream = Stream(terminal)

@@ -70,7 +70,7 @@ def messages(draw, tensors):
 
 
 def by_both(act):
-    """What ``act()`` gives by torch's copies, and what it gives by the kernel."""
+    """Return the results of ``act()`` with torch's copies and with the kernel."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "compile_kernel", kernels_in_c.launched)
         for kernel in (False, True):

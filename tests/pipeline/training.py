@@ -1,4 +1,4 @@
-"""What tests of the runtime share: stages of any number, batches of any size, and a plain loop of torch."""
+"""Helpers of the tests of the runtime: stages, mini-batches, and a training loop in plain torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distconv.pipeline.reference.serial import IN_FLIGHT
 CHANNELS, CLASSES = 2, 3
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 SIZES = ((5, 4, 4), (3, 6, 5), (5, 3, 3), (2, 7, 7), (4, 4, 6))
-"""Of mini-batches: samples, rows, columns."""
+"""Shape of mini-batches: samples, rows, columns."""
 
 
 def batches(count, sizes=SIZES, maps=False):

@@ -1,4 +1,4 @@
-"""What docstrings say: examples that are right, and tables of contents."""
+"""Docstrings: correct examples, and tables of contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What modules remember from one call to the next is in one table, with how long it stays."""
+"""State that modules keep between calls is in one table, with its lifetime."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tests.structure.modules import SOURCES, parsed
 
 CONSTRUCTORS = ("__init__", "__post_init__", "__new__")
-"""What they raise stands in the docstring of their class, or in their own."""
+"""Methods whose exceptions are documented in the docstring of the class or of the method."""
 
 
 @dataclass(frozen=True)

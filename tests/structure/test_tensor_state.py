@@ -1,4 +1,4 @@
-"""What a DistTensor carries is written by its own module; what its views share, by the module of views in place."""
+"""State of a DistTensor is written by its own module only, and state shared by its views by their module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a wheel holds."""
+"""Files of a wheel."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def accumulators(model, y, note):
 
 
 def gradients_seen_by_hooks(model, x, register):
-    """What hooks were shown, in any order, and all gradients."""
+    """Return the arguments of hooks, in any order, and all gradients."""
     noted = []
 
     def note(*groups):

@@ -1,4 +1,4 @@
-"""What a layer with little work takes, eagerly and captured, beside plain torch: ``python -m`` this, with a grid.
+"""Time of layers with little work, eager and captured, relative to plain torch: ``python -m`` this, with a grid.
 
     mpiexec -n 2 python -m mpi4py -m tests.distconv.capture.small_layers h=2
 

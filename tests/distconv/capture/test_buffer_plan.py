@@ -12,14 +12,14 @@ from tests.distconv.capture.trained import assert_equal
 
 
 def planned_operators(function, *args):
-    """What is left of a step, as names of operators."""
+    """Return the names of a step's remaining operators."""
     run = record_run(function, args)
     found = BufferPlan(run.recording, run.outputs(), run.gradient_slots())
     return [str(op.function).removeprefix("aten.") for op in found.operations]
 
 
 def replayed(function, *args):
-    """What a replay of ``function`` gives for other values than those it was recorded with, bit for bit its own."""
+    """Return the results of a replay for other values than the recorded ones, after a bitwise comparison."""
     step = dc.capture(function, *(torch.ones_like(a) if a.is_floating_point() else a for a in args), check_every=0)
     results = [step(*args) for _ in range(2)]
     for result in results:

@@ -38,7 +38,7 @@ PLACES = (((4, 4), DEVICE), ((4, 4), DEVICE), ((), torch.device("cpu")))
 
 
 def recording(function: Any, *args: Any) -> Recording:
-    """What ``function`` does with ``args``, whose results of 2 dimensions are said to be on a GPU."""
+    """Record ``function`` with ``args``. Results of 2 dimensions are marked as tensors on a GPU."""
     run = record_run(function, args)
     for slot in run.recording.slots:
         if len(slot.geometry[0]) == 2:

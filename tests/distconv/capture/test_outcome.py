@@ -1,4 +1,4 @@
-"""What a step leaves is compared bit for bit, and memory that it may change is put back."""
+"""Results of steps are compared bit for bit, and memory that a step may change is restored."""
 
 from __future__ import annotations
 

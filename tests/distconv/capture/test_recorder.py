@@ -1,4 +1,4 @@
-"""What is recorded, and what is refused, on all ranks and with the user's line."""
+"""Recorded operations, and errors on all ranks with the user's line."""
 
 from __future__ import annotations
 

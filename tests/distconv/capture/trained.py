@@ -77,7 +77,7 @@ def training_state(model):
 
 
 def assert_equal(found, expected):
-    """Whether lists of tensors, or None, are the same bit for bit."""
+    """Return True if lists of tensors, or None, are bitwise identical."""
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert (one is None) == (other is None)

@@ -1,4 +1,4 @@
-"""What tests of checkpoints save, and what they do to the files."""
+"""Saved values of the tests of checkpoints, and damage to their files."""
 
 from __future__ import annotations
 

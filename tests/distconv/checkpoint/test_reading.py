@@ -1,4 +1,4 @@
-"""What is damaged, incomplete or not covered is refused."""
+"""Damaged, incomplete and uncovered tensors raise errors."""
 
 from __future__ import annotations
 

@@ -53,6 +53,6 @@ def needs(draw, comm, shape):
 
 
 def needed_box(layout, shape):
-    """What this rank needs, inside the tensor; None in place of an empty box."""
+    """Return the index range that this rank needs, within the tensor; None if it is empty."""
     box = [layout.intervals(d, layout.base.coordinate(d), n)[0] for d, n in enumerate(shape)]
     return box if all(i.extent for i in box) else None

@@ -24,7 +24,7 @@ def test_needs_end_where_the_tensor_does():
 
 
 def blocks(whole, dist):
-    """What each rank of ``dist`` holds of ``whole``, element by element from the owners of each."""
+    """Return the blocks of ``whole`` on each rank of ``dist``, from the owners of each element."""
     found = []
     for rank in range(dist.grid.size):
         box = dist.box(rank, whole.shape)

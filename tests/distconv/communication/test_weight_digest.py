@@ -24,7 +24,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.complex64]
 
 
 def summed(weights: list[torch.Tensor], turn: int = 0) -> list[float]:
-    """What ranks with these weights find, each of them in float32 as NCCL and MPI add."""
+    """Return the digests of ranks with these weights, summed in float32 as NCCL and MPI do."""
     rode = [checksum_payload([weight], turn, len(weights)) for weight in weights]
     return torch.stack(rode).sum(0).tolist()
 

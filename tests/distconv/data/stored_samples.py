@@ -121,7 +121,7 @@ def dies(name: str, box: tuple[slice, ...]) -> Any:
 
 
 def which_modules(name: str, box: tuple[slice, ...]) -> Any:
-    """Whether torch or MPI are in this process."""
+    """Return True if this process has imported torch or MPI."""
     import sys
 
     found = float("torch" in sys.modules) + 2.0 * any(module.startswith("mpi4py") for module in sys.modules)

@@ -1,4 +1,4 @@
-"""What is called, as its user knows it."""
+"""Names of called layers and functions, as users know them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is replaced in torch: one table, and no assignment beside it."""
+"""Replaced functions of torch are in one table, and nothing else assigns to torch's attributes."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Middle:
 
 
 SEGMENTS = "abcdef bc abdeg abcdg bcfg acdfg acdefg abc abcdefg abcdfg".split()
-"""Of the digits from 0 on: the usual display, lettered clockwise from the top, g in the middle."""
+"""Segments of the digits from 0 on, lettered clockwise from the top, g in the middle."""
 
 
 @pytest.mark.parametrize("label", range(10))

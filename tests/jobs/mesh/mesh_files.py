@@ -1,4 +1,4 @@
-"""What the tests of this folder share: files of random mesh samples, and grids to train on them over."""
+"""Helpers of the tests of this folder: files of random mesh samples, and grids to train on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a network has to beat does not depend on the grid."""
+"""Baseline scores do not depend on the grid."""
 
 from __future__ import annotations
 

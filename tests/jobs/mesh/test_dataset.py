@@ -80,7 +80,7 @@ def test_all_arguments_reach_the_production_and_the_file(tmp_path: Path, monkeyp
 
 
 def test_a_complete_file_stays_as_it_is_and_another_one_is_refused(tmp_path: Path) -> None:
-    """Of as many held-out samples as are made without a word: a third as many."""
+    """By default, a third as many held-out samples are made."""
     made = MeshRecipe(SIZE, 7, 2, tau=0.3, threshold=0.4, seed=0)
     figures = dict.fromkeys(
         ("runs", "candidates", "inversions", "steps", "rejection_rate", "positive_fraction", "positive_fraction_train",

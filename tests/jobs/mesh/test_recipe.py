@@ -1,4 +1,4 @@
-"""What a data set is made of, and which recipes are refused."""
+"""Recipes of data sets, and recipes that raise."""
 
 from __future__ import annotations
 

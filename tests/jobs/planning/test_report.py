@@ -1,4 +1,4 @@
-"""What ``distconv plan`` prints: the figures of the strategy, added up."""
+"""Printed report of ``distconv plan``: the sums of the strategy's times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a prediction is made with: a run and its folders, or a file; what says too little is refused."""
+"""Networks of predictions, from a run, its folders, or a file; errors for incomplete runs."""
 
 from __future__ import annotations
 

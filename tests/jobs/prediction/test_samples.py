@@ -1,4 +1,4 @@
-"""What is predicted: which datasets are found, how values are scaled, and probabilities of outputs."""
+"""Samples of predictions: the datasets that are found, scaled values, and probabilities of outputs."""
 
 from __future__ import annotations
 

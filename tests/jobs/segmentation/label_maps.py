@@ -1,4 +1,4 @@
-"""What the tests of this folder share: images with label maps, in files, and a network of a user's own."""
+"""Helpers of the tests of this folder: files of images with label maps, and a user's network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``distconv train TASK`` hands on of its options: settings, samples, place, trainer, run. Nothing is trained."""
+"""Settings, samples, grid, trainer and run that ``distconv train TASK`` makes from options. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Written(AbstractContextManager["Written"]):
 def observed(
     monkeypatch: pytest.MonkeyPatch, task: str, words: Sequence[str], *, ranks: int, plan: Plan | None = None
 ) -> dict[str, Any]:
-    """What came of a command line on so many ranks: a name for each value that was handed on."""
+    """Return the values that a command line passes on with so many ranks, by name."""
     module: Any = importlib.import_module(f"distconv.jobs.commands.train_{task}")
     found: dict[str, Any] = {"capture": "off", "init_from": None}
     comm = SimpleNamespace(size=ranks, rank=0)

@@ -1,4 +1,4 @@
-"""What all training jobs do in the same order; each job is tested with its command."""
+"""Steps that all training jobs take in the same order; each job is tested with its command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind: lines of metrics that a resumed run goes on with, and notes for the user."""
+"""Files of a run: lines of metrics that a resumed run continues, and notes for the user."""
 
 from __future__ import annotations
 

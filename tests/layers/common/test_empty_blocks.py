@@ -13,7 +13,7 @@ from distconv.layers.common.empty_blocks import run_like_other_ranks
 from tests.distconv.layouts import grid_over, normal, raises_everywhere
 
 EMPTY_SOMEWHERE = pytest.mark.ranks(2, 3, 4)
-"""Of tensors with one sample and channel, and a row fewer than ranks."""
+"""Rank counts of tensors with one sample and channel, and one row fewer than ranks."""
 
 
 def with_empty_blocks(comm, dtype, channels=1):

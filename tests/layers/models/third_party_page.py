@@ -38,7 +38,7 @@ replicated, with the bytes that every rank gathers for them.
 
 
 class Outcome(NamedTuple):
-    """What came of a network on one grid."""
+    """Result of a network on one grid."""
 
     text: str
     warnings: int
@@ -71,7 +71,7 @@ def outcome(comm: MPI.Intracomm, network: Network, expected: Values, grid: str) 
 
 
 def rows(comm: MPI.Intracomm, networks: Mapping[str, Network]) -> dict[str, list[Outcome]]:
-    """What came of each network on each grid. Collective."""
+    """Return the result of each network on each grid. Collective."""
     found = {}
     for name, network in networks.items():
         x = normal(*network.shape, seed=8).to(network.dtype)

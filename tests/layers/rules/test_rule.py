@@ -64,7 +64,7 @@ def test_plain_tensors_compute_in_one_process(comm: Any) -> None:
 
 @dc.rule(q={0: P, 2: P}, k={0: P, 2: dc.Window(5, padding=2)}, scale={0: P, 2: P})
 def likeness(q: torch.Tensor, k: torch.Tensor, scale: torch.Tensor | None, table: torch.Tensor) -> torch.Tensor:
-    """Of each place with those around; ``scale`` has one channel; dimension 1 is needed whole, and changes."""
+    """Return products with neighbours. ``scale`` has one channel; dimension 1 is needed in full, and changes."""
     found = torch.einsum("ncl,nclj->njl", q, k.unfold(2, 5, 1)) + table.view(1, 5, 1)
     return found if scale is None else found * scale
 

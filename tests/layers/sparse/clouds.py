@@ -50,7 +50,7 @@ def values_at(dense, coords, origin):
 
 
 def dense_convolution(x, layer, out):
-    """What torch's own convolution gives at the sites of ``out``."""
+    """Return the results of torch's own convolution at the sites of ``out``."""
     kernel, d, s = layer.weight.shape[2:], layer.dilation, layer.stride
     before = [d * ((k - 1) // 2) for k in kernel]
     cells = torch.cat([out.coords[:, :1], out.coords[:, 1:] // out.stride], 1)

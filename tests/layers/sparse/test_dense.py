@@ -112,7 +112,7 @@ def test_sites_of_a_distributed_volume_are_those_of_one_process(comm, axis):
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("axis", ["n", "w"])
 def test_coordinates_of_a_split_tensor_index_what_is_pooled_as_in_one_process(comm, axis):
-    """What users of MinkowskiEngine write to add the features of a sample to those of its sites."""
+    """Broadcast the features of a sample to its sites, as users of MinkowskiEngine write it."""
     grid = dc.ProcessGrid(comm, **{axis: comm.size})
     cloud = random_cloud(rng_of("pooled"), 2, 3)
     found = []

@@ -1,4 +1,4 @@
-"""What a rank of a convolution owns and needs, against every input that its outputs touch."""
+"""Owned and needed index ranges of a convolution, compared with every input of its outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank computes of an operation: FLOPs and bytes by hand, and costs that are registered."""
+"""Work of a rank in an operation: FLOPs and bytes by hand, and registered costs."""
 
 from __future__ import annotations
 

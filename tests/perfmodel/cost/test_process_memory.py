@@ -1,4 +1,4 @@
-"""What a process takes beyond tensors against sums by hand, and against what torch really takes in one convolution."""
+"""Memory of a process beyond tensors, compared with sums by hand and with torch's convolution."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_sum_is_what_a_bounded_heap_may_hold():
 
 
 def test_no_more_is_free_than_a_step_frees():
-    """What lasts leaves no holes; of a volume's convolution the columns do."""
+    """Lasting tensors leave no free gaps in the heap; the columns of a 3-D convolution do."""
     graph = trace(nn.Sequential(nn.Conv3d(4, 8, 3, padding=1)), (1, 4, 32, 32, 32))
     found = process_memory(
         graph, dict.fromkeys(graph.deciding, AxisParts.from_axes({}, 1, 8)), prediction(50.0 * MIB, 40.0 * MIB)

@@ -19,5 +19,5 @@ def machine_of(bandwidth, memory=1e18, *, overlap=False, per_node=8):
 
 
 def equal_layers(count=8, activation=8.0, parameters=8.0):
-    """Of a mini-batch of 16 samples."""
+    """Return the profile of equal layers for a mini-batch of 16 samples."""
     return Profile([Layer(f"l{index}", 1.0, 2.0, activation, parameters) for index in range(count)])

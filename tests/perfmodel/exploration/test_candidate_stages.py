@@ -1,4 +1,4 @@
-"""What stages cost: time, memory and overheads against sums worked out by hand, and the partition they are."""
+"""Costs of stages: time, memory and overheads compared with sums by hand, and their partition."""
 
 from __future__ import annotations
 

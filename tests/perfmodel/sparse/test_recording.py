@@ -1,4 +1,4 @@
-"""What a recording says of each layer, against the layers themselves."""
+"""Recorded properties of each layer, compared with the layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stages cost: each formula by hand."""
+"""Costs of stages: each formula by hand."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_a_layer_beside_the_longest_path_follows_what_was_chosen_there():
     fixed = {name: options[name][found[name]] for name in ("first", "second", "third")}
 
     def time(candidate):
-        """What depends on the layer beside alone: its own cost, and its input from ``first``, there and back."""
+        """Return the cost that depends on the neighbouring layer alone: its own, and its input from ``first``."""
         (op,) = graph.by_layer["beside"]
         here, there = model.parts(candidate), model.parts(fixed["first"])
         cost, costs = model.costs.operation(op, here), model.costs

@@ -1,4 +1,4 @@
-"""What stale weights are, by recursion over versions: no queue, no order of passes, and no autograd."""
+"""Stale weights by recursion over versions, without queues, an order of passes, or autograd."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ PLANS = {
     4: [[CONV1_BY_SAMPLES, CHANNELS_LAST], [CHANNELS_FIRST, {"h": 2}], [None, CHANNELS_LAST, None]],
     6: [[FOUR_PARTS, CHANNELS_LAST], [CHANNELS_FIRST, {"h": 2}, CHANNELS_LAST]],
 }
-"""Of stages of ``segmentation``: a convolution is their first layer (0) or second (1), another one comes later (3)."""
+"""First layers of the stages of ``segmentation``: a convolution is layer 0 or 1, another one layer 3."""
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""What a pipeline follows: for a name, for a schedule by name, for one of one's own; and what is refused."""
+"""Schedules of a pipeline, by name or as an object, and errors for invalid ones."""
 
 from __future__ import annotations
 

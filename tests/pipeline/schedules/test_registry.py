@@ -1,4 +1,4 @@
-"""What schedules are made of: counts and options, and their refusal."""
+"""Counts and options of schedules, and errors for invalid ones."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from distconv.pipeline.schedules.send_receive import with_transfers
 
 
 def run_synchronously(found):
-    """Whether all lists end. A send and a receive at the heads of two lists meet; all else goes on by itself."""
+    """Return True if all lists end. A send needs the matching receive at the head of the other list."""
     lists = [list(actions) for actions in found.stages]
     moved = True
     while moved:

@@ -1,4 +1,4 @@
-"""What is wrong with a schedule is said with its stage, operation and micro-batch."""
+"""Errors in a schedule are reported with stage, operation and micro-batch."""
 
 from __future__ import annotations
 

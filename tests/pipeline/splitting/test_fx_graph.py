@@ -1,4 +1,4 @@
-"""What torch.fx sees of a model, and models that it would not repeat, refused with a reason."""
+"""Graphs of torch.fx, and errors for models that such a graph cannot repeat."""
 
 from __future__ import annotations
 

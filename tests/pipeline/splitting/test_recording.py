@@ -1,4 +1,4 @@
-"""What recording a model's forward sees, and what a list of steps would not repeat, refused with a reason."""
+"""Recorded steps of a model's forward, and errors for models that a list of steps cannot repeat."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_a_forward_pass_has_the_weights_of_the_version_that_its_action_names():
 
 
 def test_chunks_of_one_rank_drop_out_each_for_itself():
-    """Of two halves a quarter is left; of one half twice, a half."""
+    """Two factors of a half leave a quarter; the same factor twice leaves a half."""
 
     def left(y, target):
         return (y != 0).double().mean() + 0 * y.sum()

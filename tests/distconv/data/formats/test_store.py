@@ -1,4 +1,4 @@
-"""What all formats have in common: empty boxes, damaged data, copies in other processes, and what lies where."""
+"""Behaviour of all formats: empty index ranges, damaged data, copies in other processes, and locations of values."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 
 @pytest.fixture
 def told(monkeypatch):
-    """What mallopt is called with; it refuses what ``told.refused`` holds."""
+    """Return the recorded calls of mallopt, which rejects the options in ``told.refused``."""
     calls = []
     refused = set()
 

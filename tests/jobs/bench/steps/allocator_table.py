@@ -1,8 +1,9 @@
-"""What each way of keeping memory takes, a table: ``python -m tests.jobs.bench.steps.allocator_table vnet:2``.
+"""Measure memory and time of a training with each allocator.
 
-A word is the network and its ranks. Every way takes turns in jobs of its own, as a script of a user's would have it;
-of an allocator that is installed as by ``distconv run``. Printed are the peak of the worst rank (VmHWM), the median
-seconds of a step but the first, and the median processor time of one, which other work on the machine hardly changes.
+``python -m tests.jobs.bench.steps.allocator_table vnet:2`` trains the network VNet on 2 ranks. Runs with different
+allocators are interleaved, each in its own job. An installed allocator is loaded as ``distconv run`` loads it. The
+table has the largest peak memory of a rank (VmHWM), the median seconds of all steps but the first, and their median
+processor time, which depends little on other work of the machine.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def test_subzonal_forces_are_derivatives_of_the_corner_volumes() -> None:
 
 
 def forces_of_motion(hydro: Hydro, u: Floats, v: Floats) -> Floats:
-    """What the corner forces along x gain when the nodes get the velocities ``u, v``."""
+    """Return the increase of the corner forces along x when the nodes get the velocities ``u, v``."""
     hydro._forces(hydro.state)
     at_rest = hydro._fx.copy()
     hydro.state.u[:], hydro.state.v[:] = u, v

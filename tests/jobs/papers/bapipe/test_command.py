@@ -140,7 +140,7 @@ def by_hand(parameter_bytes: float) -> Callable[[int], Profile]:
 
 
 def test_rows_of_table_iii_are_printed_as_approved(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of small networks, with many and with few parameters."""
+    """Small networks with many and with few parameters."""
     profiles = {"VGG-16": by_hand(4e7), "ResNet-50": by_hand(4e4)}
     monkeypatch.setattr(command, "networks", lambda machine: profiles)
     rows = tuple(row for row in command.TABLE_III if row.model in profiles and row.gpus < 8)

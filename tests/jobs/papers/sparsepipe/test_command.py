@@ -19,7 +19,7 @@ from tests.jobs.command_lines import assert_refused, commands_in, noting, on_any
 from tests.perfmodel.stages.partitions import random_profile, reference_time
 
 LAYERS = 52
-"""Of VGG16-BN; the paper, and the roofline, count one more, which flattens."""
+"""Layers of VGG16-BN. The paper and the roofline count one more, which flattens."""
 
 GIGABIT = 2.5
 

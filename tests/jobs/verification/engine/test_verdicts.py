@@ -1,4 +1,4 @@
-"""What differs, what counts as what, and what a message has to say."""
+"""Differences of results, verdicts, and suggested fixes in messages."""
 
 from __future__ import annotations
 
