@@ -67,10 +67,17 @@ def test_state_that_the_next_step_needs_must_be_there(comm: Any, shared_tmp_path
     assert "is torch.complex64 in the checkpoint, torch.float64 in the optimizer" in told(
         dataclasses.replace(found, tensors=odd)
     )
-    groups = [{**found.values["groups"][0], "lr": "much"}]
-    assert "parameter group 0: 'lr' is 'much' in the checkpoint, 0.01 in the optimizer" in told(
-        dataclasses.replace(found, values=found.values | {"groups": groups})
-    )
+    optimizer.param_groups[0]["search"] = "wolfe"  # an option that is a text, as torch's LBFGS has
+
+    def with_option(key: str, value: Any) -> Any:
+        groups = [{**found.values["groups"][0], key: value}]
+        return dataclasses.replace(found, values=found.values | {"groups": groups})
+
+    for key, saved, now in (("lr", "much", 0.01), ("search", 2, "wolfe")):
+        expected = f"parameter group 0: {key!r} is {saved!r} in the checkpoint, {now!r} in the optimizer"
+        assert expected in told(with_option(key, saved))
+    checkpoint.restore_state(with_option("search", "armijo"), model, optimizer, comm)
+    assert optimizer.param_groups[0]["search"] == "armijo"
     random = found.tensors | {"random/torch": torch.zeros(2, 9, dtype=torch.uint8)}
     assert "'random/torch' is torch.uint8 (2, 9), but" in told(dataclasses.replace(found, tensors=random))
     assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())

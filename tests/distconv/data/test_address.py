@@ -224,6 +224,14 @@ def test_no_collection_starts_while_a_file_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks(1)
+def test_without_fsspec_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    for read in (Url.is_file, Url.state, Url.open):
+        with pytest.raises(DataError, match=r"^memory://a\.h5: fsspec is not installed: pip install"):
+            read(Url("memory://a.h5"))
+
+
+@pytest.mark.ranks(1)
 def test_which_texts_are_addresses() -> None:
     assert parse_location("a::b.h5") == Path("a::b.h5") and parse_location("c:/b.h5") == Path("c:/b.h5")
     assert parse_location("file:///a/b.h5") == Path("/a/b.h5") and parse_location(Path("a")) == Path("a")

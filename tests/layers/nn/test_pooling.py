@@ -109,7 +109,8 @@ def test_a_sample_without_a_sample_dimension(comm, pool):
 @pytest.mark.cpu
 def test_integers_are_pooled(comm):
     for grid in grids(comm, "hw"):
-        same_as_one_process(grid, lambda x: F.max_pool2d(x, 3, 2, 1), (10 * normal(1, 2, 7, 8)).long())
+        for pool in (F.max_pool2d, F.avg_pool2d, partial(F.avg_pool2d, count_include_pad=False)):
+            same_as_one_process(grid, lambda x, pool=pool: pool(x, 3, 2, 1), (10 * normal(1, 2, 7, 8)).long())
 
 
 def test_average_pooling_and_its_gradient_are_adjoint(comm):
