@@ -1,7 +1,8 @@
 """Measure memory, traffic and time of a stack of equal convolutions over a grid.
 
 The memory is that of the weights, gradients and optimizer state that a rank holds. The traffic is the number of bytes
-that rank 0 passes to MPI. Times are compared with one rank that has all channels, interleaved in the same run.
+that rank 0 passes to MPI. Times are compared with one rank that has all channels, and with the fastest of several ways
+to run plain torch, interleaved in the same run.
 
 With --layer, measures forward and backward of a single convolution of the paper, and compares them with predictions:
 for --machine, or for this machine, which is profiled first.
@@ -10,7 +11,9 @@ for --machine, or for this machine, which is profiled first.
 from __future__ import annotations
 
 import argparse
+import statistics
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +24,9 @@ from distconv.communication.transport import Traffic, count_traffic
 from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
-from distconv.jobs.bench.steps.torch_step import FORMATS
+from distconv.jobs.bench.steps import torch_step
+from distconv.jobs.bench.steps.torch_process import TorchProcess, torch_variants
+from distconv.jobs.bench.steps.torch_step import FORMATS, StepOptions
 from distconv.jobs.planning.options import add_machine_argument, run_on_rank_0
 from distconv.jobs.planning.single_layers import LAYERS
 from distconv.jobs.timing import idle, medians, time_interleaved, timed_variants
@@ -76,38 +81,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="contiguous",
         help="memory format of the input and the weights (default: %(default)s)",
     )
+    parser.add_argument(
+        "--no-compile",
+        dest="compile",
+        action="store_false",
+        help="do not compare with torch.compile, which needs a compiler and a minute",
+    )
     report.add_json_argument(parser)
 
 
 class LayerStack:
     """The layers with an optimizer and a sample, over ``grid``."""
 
-    def __init__(self, options: argparse.Namespace, grid: ProcessGrid) -> None:
-        torch.manual_seed(0)
-        layers: list[torch.nn.Module] = []
-        for _ in range(options.layers):
-            layers += [
-                torch.nn.Conv2d(
-                    options.channels,
-                    options.channels,
-                    options.kernel,
-                    padding=options.kernel // 2,
-                    groups=options.groups,
-                ),
-                torch.nn.ReLU(),
-            ]
-        order = FORMATS[options.memory_format]
-        model = torch.nn.Sequential(*layers).to(memory_format=order)  # type: ignore[call-overload]
+    def __init__(self, options: StepOptions, grid: ProcessGrid) -> None:
+        model, x, labels = torch_step.build(options)
         self.model = parallelize(model, grid)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-3, momentum=0.9)
-        x = torch.randn(options.batch, options.channels, options.size, options.size)
-        self.x = scatter(x.contiguous(memory_format=order), grid)
+        self._training = torch_step.training(model, scatter(x, grid), scatter(labels, grid, dims="nhw"), options)
+        self.x, self.optimizer = self._training.x, self._training.optimizer
 
     def step(self) -> None:
         """Take a step: forward, backward, update."""
-        self.optimizer.zero_grad()
-        self.model(self.x).mean().backward()
-        self.optimizer.step()
+        self._training.step()
 
     def held_bytes(self) -> int:
         """Return the bytes of weights, gradients and optimizer state on this rank."""
@@ -136,23 +130,45 @@ def run(options: argparse.Namespace) -> int:
             report.print_json(figures, options.json)
         return 0
     options = argparse.Namespace(**vars(options) | _stack(options))
-    grid = ProcessGrid(comm, **axes)
-    split = LayerStack(options, grid)
+    grid, step = ProcessGrid(comm, **axes), _step_options(options)
+    split = LayerStack(step, grid)
     with count_traffic() as traffic:
         split.step()
     held = comm.gather(split.held_bytes())
-    single = LayerStack(options, ProcessGrid(MPI.COMM_SELF)) if comm.rank == 0 else None
+    single = LayerStack(step, ProcessGrid(MPI.COMM_SELF)) if comm.rank == 0 else None
+    ways = torch_variants(torch.get_num_threads(), comm.size, compiled=options.compile)
+    children = {name: TorchProcess(variant, step) for name, variant in ways.items() if comm.rank == 0}
     variants = timed_variants({"ranks": split.step, **({"one": single.step} if single is not None else {})})
+    variants |= {name: partial(child.steps, 1) for name, child in children.items()}
     # All ranks have all variants, in the same order: time_interleaved waits for every rank in each of them.
-    times = time_interleaved(comm, {"ranks": idle, "one": idle, **variants}, options.rounds, asleep=True)
+    waiting = dict.fromkeys(("ranks", "one", *ways), idle)
+    times = time_interleaved(comm, waiting | variants, options.rounds, asleep=True)
+    for child in children.values():
+        child.close()
     if single is not None and held is not None:
         _report(options, grid, split, alone=single.held_bytes(), held=held, traffic=traffic, times=times)
     return 0
 
 
+def _step_options(options: argparse.Namespace) -> StepOptions:
+    """Return the step of the stack: forward, mean, backward, SGD with momentum."""
+    sizes = (options.size, options.channels, options.layers, options.batch)
+    return StepOptions(
+        "convolution",
+        *sizes,
+        memory_format=options.memory_format,
+        kernel=options.kernel,
+        groups=options.groups,
+        loss="mean",
+        momentum=0.9,
+    )
+
+
 def _check(options: argparse.Namespace) -> None:
     """Raise DistconvError for options that would be ignored, and for impossible layers."""
     strange = [name for name in (STACK if options.layer else ("device", "machine")) if getattr(options, name)]
+    if options.layer and not options.compile:
+        strange.append("no-compile")
     if strange and options.layer:
         raise DistconvError(
             f"--{strange[0]}: not an option of a single layer (--layer {options.layer}). Remove one of the two options."
@@ -200,8 +216,10 @@ def _report(
     print("bytes that rank 0 passes to MPI in one step:")
     for line in _traffic(traffic):
         print(f"  {line}")
-    one, ranks = f"one rank x {threads} thread(s)", f"{grid.size} ranks x {threads} thread(s)"
-    print(report.time_table({one: times["one"], ranks: times["ranks"]}, one, ratio="to one rank"))
+    names = {"ranks": f"{grid.size} ranks x {threads} thread(s)", "one": f"one rank x {threads} thread(s)"}
+    times = {names.get(name, name): values for name, values in times.items()}
+    fastest = min([*times][2:], key=lambda name: statistics.median(times[name]))
+    print(report.time_table(times, fastest, ratio="to the fastest torch"))
     figures: dict[str, Any] = {
         "held_bytes": held,
         "alone_bytes": alone,

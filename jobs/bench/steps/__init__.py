@@ -8,5 +8,6 @@
     safeguards     ``distconv bench safeguards``: cost of comparing ranks and of writing checkpoints
     scaling        ``distconv bench scaling``
     step           ``distconv bench step``: one training step split over ranks against plain torch
-    torch_step     The step that ``distconv bench step`` times
+    torch_process  Plain torch in child processes, the reference of ``distconv bench step`` and ``bench layer``
+    torch_step     The step that they time
 """

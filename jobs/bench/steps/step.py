@@ -1,22 +1,17 @@
 """Compare the time of a training step over a grid with plain torch.
 
 Variants are interleaved, a few steps each, so that a drift of the machine's speed affects all of them. The machine
-should be idle otherwise. Plain torch runs in child processes that never load distconv: with default settings, with
-glibc set to keep freed memory, with each installed allocator, in both memory formats, and compiled. The fastest of them
-is the reference.
+should be idle otherwise. Plain torch runs in child processes in several ways (:mod:`.torch_process`), of which the
+fastest is the reference.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from mpi4py import MPI
@@ -25,10 +20,10 @@ import distconv as dc
 from distconv.communication.transport import count_traffic
 from distconv.jobs.bench import report
 from distconv.jobs.bench.steps import torch_step
+from distconv.jobs.bench.steps.torch_process import TorchProcess, torch_variants
+from distconv.jobs.bench.steps.torch_step import StepOptions
 from distconv.jobs.timing import CPU, idle, medians, time_action, time_interleaved
 from distconv.jobs.training.options import grid_shape, positive_int
-from distconv.process.launchers import environment_without_launcher
-from distconv.process.memory import allocator, caching_allocators
 
 EXAMPLES = """\
 examples:
@@ -79,75 +74,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     report.add_json_argument(parser)
 
 
-class _Torch(NamedTuple):
-    """A way to run plain torch."""
-
-    threads: int
-    allocator: str
-    """Kind of :mod:`distconv.process.memory.allocator`."""
-    memory_format: str
-    mode: str = "eager"
-    """``eager`` or ``compiled``."""
-
-
-_ALLOCATOR = ("MALLOC_", "MIMALLOC_", "THP_", "LD_PRELOAD")
-"""Prefixes of environment variables that select an allocator. The reference process does not inherit them."""
-
-
-class _TorchChild:
-    """Plain torch in a child process, which takes steps on request."""
-
-    def __init__(self, how: _Torch, options: argparse.Namespace, size: int) -> None:
-        env = {name: value for name, value in environment_without_launcher().items() if not name.startswith(_ALLOCATOR)}
-        env |= {"OMP_NUM_THREADS": str(how.threads)} | allocator.environment(how.allocator)
-        sizes = (size, options.channels, options.layers, options.batch)
-        words = (options.layer, *sizes, how.memory_format, how.threads, how.mode)
-        self._process = subprocess.Popen(
-            [sys.executable, torch_step.__file__, *map(str, words)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True,
-        )  # fmt: skip
-
-    def steps(self, count: int) -> float:
-        """Return the seconds of a step, the median of ``count``."""
-        assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(f"{count}\n")
-        self._process.stdin.flush()
-        times: list[float] = json.loads(self._process.stdout.readline())
-        return statistics.median(times)
-
-    def close(self) -> None:
-        """End the child."""
-        self._process.communicate("0\n")
-
-
-def _ways_to_run_torch(threads: int, ranks: int, options: argparse.Namespace) -> dict[str, _Torch]:
-    """Return how plain torch is run: with the threads of all ranks, and last with those of one rank."""
-    total = min(threads * ranks, len(os.sched_getaffinity(0)))  # more threads than cores would slow it down
-    libraries = filter(caching_allocators.find_installed, caching_allocators.FILES)
-    names = {"as shipped": "system", "heap": "heap"} | {name: name for name in libraries}
-    ways = {f"torch, {total} threads, {name}": _Torch(total, kind, "contiguous") for name, kind in names.items()}
-    for name, kind in [*names.items()][1:]:  # the shipped allocator is not the fastest
-        of_all = f"torch, {total} threads, {name}"
-        ways[f"{of_all}, channels_last"] = _Torch(total, kind, "channels_last")
-        if options.compile:
-            ways[f"{of_all}, compiled"] = _Torch(total, kind, "contiguous", "compiled")
-            ways[f"{of_all}, channels_last, compiled"] = _Torch(total, kind, "channels_last", "compiled")
-    of_one = f"torch, {threads} thread(s), {allocator.kind}"
-    return ways | {
-        of_one: _Torch(threads, allocator.kind, "contiguous"),
-        f"{of_one}, channels_last": _Torch(threads, allocator.kind, "channels_last"),
-    }
-
-
 def _distributed(
-    comm: MPI.Intracomm, grid_axes: dict[str, int], options: argparse.Namespace, size: int, *, captured: bool = False
+    comm: MPI.Intracomm, grid_axes: dict[str, int], options: StepOptions, *, captured: bool = False
 ) -> Callable[[int], float]:
     """Return a function that takes eager or captured steps over a grid and returns the median of their seconds."""
     grid = dc.ProcessGrid(comm, **grid_axes)
-    sizes = (size, options.channels, options.layers, options.batch)
-    model, x, labels = torch_step.build(options.layer, *sizes, memory_format=options.memory_format)
+    model, x, labels = torch_step.build(options)
     dc.parallelize(model, grid)
-    trained = torch_step.training(model, dc.scatter(x, grid), dc.scatter(labels, grid, dims="nhw"))
+    trained = torch_step.training(model, dc.scatter(x, grid), dc.scatter(labels, grid, dims="nhw"), options)
     act = dc.capture(trained.step) if captured else trained.step
     for _ in range(2):  # without and with existing gradients: each case has its own recording
         act()
@@ -161,19 +95,20 @@ def _measure(
     alone = world.rank == 0
     threads = torch.get_num_threads()
     grid = options.grid or {"h": world.size}
-    together = _distributed(world, grid, options, size)
+    step = StepOptions(
+        options.layer, size, options.channels, options.layers, options.batch, memory_format=options.memory_format
+    )
+    together = _distributed(world, grid, step)
     with count_traffic() as traffic:
         together(1)
     counts = {"messages": sum(traffic.sent.values()), "sums": sum(traffic.reduced.values())}
     moved = {name: world.allreduce(count) for name, count in counts.items()}
-    ways = _ways_to_run_torch(threads, world.size, options)
-    children = {name: _TorchChild(how, options, size) for name, how in ways.items() if alone}
+    ways = torch_variants(threads, world.size, compiled=options.compile)
+    children = {name: TorchProcess(variant, step) for name, variant in ways.items() if alone}
     steps = {
         f"distconv, {world.size} ranks x {threads} thread(s)": together,
-        f"distconv, {world.size} ranks x {threads} thread(s), captured": _distributed(
-            world, grid, options, size, captured=True
-        ),
-        f"distconv, 1 rank x {threads} thread(s)": _distributed(MPI.COMM_SELF, {}, options, size) if alone else None,
+        f"distconv, {world.size} ranks x {threads} thread(s), captured": _distributed(world, grid, step, captured=True),
+        f"distconv, 1 rank x {threads} thread(s)": _distributed(MPI.COMM_SELF, {}, step) if alone else None,
         **{name: children[name].steps if alone else None for name in ways},
     }
     variants = {name: partial(take, options.steps) if take else idle for name, take in steps.items()}

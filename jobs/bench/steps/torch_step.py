@@ -1,6 +1,6 @@
-"""The step that ``distconv bench step`` times, in plain torch; run as a program it is the reference process.
+"""The training step of ``distconv bench step`` and ``bench layer``; run as a program it is the reference process.
 
-Arguments: kind of layer, size, channels, layers, batch, memory format, threads, ``eager`` or ``compiled``. It reads a
+Its arguments are the :class:`StepOptions` as JSON, the number of threads, and ``eager`` or ``compiled``. It reads a
 number of steps per line and answers with their seconds.
 """
 
@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -71,6 +72,31 @@ FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channel
 """Memory formats of the input and of the weights."""
 
 
+class StepOptions(NamedTuple):
+    """The network and the mini-batch of a step."""
+
+    kind: str
+    """Kind of the layers, of :data:`KINDS`."""
+    size: int
+    """Height and width of a sample."""
+    channels: int
+    """Input and output channels of each layer."""
+    layers: int
+    """Number of layers."""
+    batch: int
+    """Samples of a mini-batch."""
+    memory_format: str = "contiguous"
+    """Memory format of the input and the weights, of :data:`FORMATS`."""
+    kernel: int = 3
+    """Odd kernel size of convolutions without batch norm."""
+    groups: int = 1
+    """Groups of convolutions without batch norm."""
+    loss: str = "cross entropy"
+    """``cross entropy`` over the channels, or ``mean`` of the output."""
+    momentum: float = 0.0
+    """Momentum of SGD."""
+
+
 class ModelTraining(NamedTuple):
     """Loss and optimizer of a model, and a mini-batch: an input (N, C, H, W) and labels (N, H, W)."""
 
@@ -87,48 +113,39 @@ class ModelTraining(NamedTuple):
         self.optimizer.step()
 
 
-def build(
-    kind: str, size: int, channels: int, layers: int, batch: int, *, memory_format: str = "contiguous"
-) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+def build(options: StepOptions) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     """Return the model, its input (batch, channels, size, size) in float32, and labels (batch, size, size); seeded.
 
     Parameters
     ----------
-    kind : str
-        Type of the layers.
-    size : int
-        Height and width of the sample.
-    channels : int
-        Input and output channels.
-    layers : int
-        Number of layers.
-    batch : int
-        Samples of a mini-batch.
-    memory_format : str
-        One of :data:`FORMATS`.
+    options : StepOptions
 
     Returns
     -------
     (torch.nn.Module, torch.Tensor, torch.Tensor)
     """
     torch.manual_seed(0)
+    channels, kernel = options.channels, options.kernel
+    convolution = partial(nn.Conv2d, channels, channels, kernel, padding=kernel // 2, groups=options.groups)
     make: Callable[[], nn.Module] = {
-        "convolution": lambda: nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU()),
+        "convolution": lambda: nn.Sequential(convolution(), nn.ReLU()),
         "batch-norm": lambda: _normalized_convolution(channels),
         "attention": lambda: Attention(channels),
-        "fourier": lambda: GlobalFilter(channels, size),
-    }[kind]
-    order = FORMATS[memory_format]
-    model = nn.Sequential(*(make() for _ in range(layers)))
+        "fourier": lambda: GlobalFilter(channels, options.size),
+    }[options.kind]
+    order = FORMATS[options.memory_format]
+    model = nn.Sequential(*(make() for _ in range(options.layers)))
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):
             layer.to(memory_format=order)  # type: ignore[call-overload]
-    x = torch.randn(batch, channels, size, size).to(memory_format=order)
-    return model, x, torch.randint(0, channels, (batch, size, size))
+    x = torch.randn(options.batch, channels, options.size, options.size).to(memory_format=order)
+    return model, x, torch.randint(0, channels, (options.batch, options.size, options.size))
 
 
-def training(model: nn.Module, x: torch.Tensor, labels: torch.Tensor, *, compiled: bool = False) -> ModelTraining:
-    """Return the training of a model by SGD, with a cross entropy over the channels.
+def training(
+    model: nn.Module, x: torch.Tensor, labels: torch.Tensor, options: StepOptions, *, compiled: bool = False
+) -> ModelTraining:
+    """Return the training of a model by SGD.
 
     Parameters
     ----------
@@ -137,6 +154,8 @@ def training(model: nn.Module, x: torch.Tensor, labels: torch.Tensor, *, compile
         Input.
     labels : torch.Tensor
         Class of each position.
+    options : StepOptions
+        Loss and momentum.
     compiled : bool
         True compiles model and loss by ``torch.compile``.
 
@@ -146,20 +165,17 @@ def training(model: nn.Module, x: torch.Tensor, labels: torch.Tensor, *, compile
     """
 
     def loss(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(model(x), labels)
+        return F.cross_entropy(model(x), labels) if options.loss == "cross entropy" else model(x).mean()
 
-    return ModelTraining(
-        torch.compile(loss) if compiled else loss, torch.optim.SGD(model.parameters(), 1e-3), x, labels
-    )
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3, options.momentum)
+    return ModelTraining(torch.compile(loss) if compiled else loss, optimizer, x, labels)
 
 
 def main() -> None:
     """Take the requested numbers of steps until a request is 0."""
-    kind, *sizes, memory_format, threads, mode = sys.argv[1:]
+    options, threads, mode = StepOptions(**json.loads(sys.argv[1])), sys.argv[2], sys.argv[3]
     torch.set_num_threads(int(threads))
-    size, channels, layers, batch = map(int, sizes)
-    model, x, labels = build(kind, size, channels, layers, batch, memory_format=memory_format)
-    trained = training(model, x, labels, compiled=mode == "compiled")
+    trained = training(*build(options), options, compiled=mode == "compiled")
     while count := int(sys.stdin.readline() or 0):
         times = []
         for _ in range(count):

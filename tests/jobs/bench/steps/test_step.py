@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import subprocess
-import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from distconv import cli
-from distconv.jobs.bench.steps import step, torch_step
+from distconv.jobs.bench.steps import step
 from tests.jobs.bench import command
 from tests.jobs.command_lines import assert_refused, commands_in, option_tests
 
@@ -60,29 +56,8 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert_refused(capsys, ["bench", *TINY, *arguments], message)
 
 
-def test_the_printed_text_is_as_approved(printing: command.Printing, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(words: list[str], *, env: dict[str, str], **options: Any) -> Any:
-        assert words[:2] == [sys.executable, torch_step.__file__] and options.pop("text")
-        assert options == {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        chosen = {name: value for name, value in env.items() if name in ("KEPT", "LD_PRELOAD", "OMP_NUM_THREADS")}
-        chosen |= {name: value for name, value in env.items() if name.startswith("MALLOC_")}
-        printing.seen.append(f"start {words[2:]}, {chosen}")
-        answers = io.StringIO("[0.003, 0.001, 0.002]\n")
-        asked: list[str] = []
-        stdin = SimpleNamespace(write=asked.append, flush=lambda: asked.append("flush"))
-
-        def communicate(last: str) -> None:
-            printing.seen.append(f"asked {[*asked, last]}")
-
-        return SimpleNamespace(stdin=stdin, stdout=answers, communicate=communicate)
-
-    monkeypatch.setenv("LD_PRELOAD", "")
-    monkeypatch.setenv("MALLOC_TOP_PAD_", "7")
-    monkeypatch.setenv("KEPT", "yes")
-    monkeypatch.setattr(step.subprocess, "Popen", start)
-    monkeypatch.setattr(step.os, "sched_getaffinity", lambda _: range(2))
-    monkeypatch.setattr(step.caching_allocators, "find_installed", lambda name: None)
-    monkeypatch.setattr(step.allocator, "kind", "heap")
+def test_the_printed_text_is_as_approved(printing: command.Printing) -> None:
+    printing.replace_torch_processes()
     words = [word for word in TINY if word != "--no-compile"]
     printing.approve(
         "step", step, *words, "--size", "7", "--rounds", "3", "--steps", "3", "--memory-format", "channels_last"
