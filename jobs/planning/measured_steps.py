@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -62,7 +63,9 @@ def mean_square_loss(y: torch.Tensor) -> torch.Tensor:
     return y.pow(2).mean()
 
 
-def training_step(model: torch.nn.Module, x: torch.Tensor, *, captured: bool = False) -> Callable[[], None]:
+def training_step(
+    model: torch.nn.Module, x: torch.Tensor, *, captured: bool = False, compiled: bool = False, bfloat16: bool = False
+) -> Callable[[], None]:
     """Return a function that takes a step: forward, mean-square loss, backward, SGD with momentum.
 
     Parameters
@@ -72,6 +75,10 @@ def training_step(model: torch.nn.Module, x: torch.Tensor, *, captured: bool = F
         Input (N, C, ...) of every step.
     captured : bool
         True captures forward and backward. Collective in that case.
+    compiled : bool
+        True compiles model and loss by ``torch.compile``.
+    bfloat16 : bool
+        True computes model and loss under ``torch.autocast``.
 
     Returns
     -------
@@ -80,8 +87,14 @@ def training_step(model: torch.nn.Module, x: torch.Tensor, *, captured: bool = F
     """
     optimizer = torch.optim.SGD(model.parameters(), 1e-6, momentum=0.9)
 
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16) if bfloat16 else nullcontext():
+            return mean_square_loss(model(x))
+
+    evaluate = torch.compile(loss) if compiled else loss
+
     def gradients(x: torch.Tensor) -> None:
-        mean_square_loss(model(x)).backward()
+        evaluate(x).backward()
 
     take = capture(gradients, x) if captured else gradients
 

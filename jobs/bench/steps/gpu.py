@@ -1,9 +1,10 @@
 """Compare a training step on a GPU with plain torch, and measure the overlap of a halo exchange.
 
-Rank 0 trains the model by itself: plain, parallelized, and parallelized with capture, interleaved. Then all ranks run
-one convolution of the given input, split over its height: with its halo exchange, without it (the same local work on
-halos received before), and the exchange by itself, by MPI, or by NCCL if that is selected. The hidden time is the sum
-of the last two minus the first, as a fraction of the exchange.
+Rank 0 trains the model by itself, with all variants interleaved: plain in both memory formats, eager and compiled, of
+which the fastest is the reference; then parallelized, and parallelized with capture. Then all ranks run one convolution
+of the given input, split over its height: with its halo exchange, without it (the same local work on halos received
+before), and the exchange by itself, by MPI, or by NCCL if that is selected. The hidden time is the sum of the last two
+minus the first, as a fraction of the exchange.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +33,7 @@ from distconv.jobs.training.model_factory import build_model
 from distconv.jobs.training.options import add_device_argument, positive_int, select_device
 from distconv.kernels.convolution import Geometry
 from distconv.layers.common.input_windows import window_needs
+from distconv.memory_format import FORMATS, convert_weights, named_format
 
 EXAMPLES = """\
 examples:
@@ -41,6 +44,7 @@ examples:
 Actions = dict[str, Callable[[], object]]
 Times = dict[str, list[float]]
 WARM_UP = 3
+PLAIN = "torch"
 LOCAL, CONVOLUTION, EXCHANGE = "local work alone", "convolution by", "exchange alone by"
 
 
@@ -53,6 +57,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_int,
         default=64,
         help="channels of the convolution whose overlap is measured (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--memory-format",
+        choices=FORMATS,
+        default="contiguous",
+        help="memory format of the input and the weights of distconv; torch is measured in both (default: %(default)s)",
+    )
+    parser.add_argument("--bfloat16", action="store_true", help="compute model and loss under torch.autocast")
+    parser.add_argument(
+        "--no-compile",
+        dest="compile",
+        action="store_false",
+        help="do not compare with torch.compile, which needs a compiler and a minute",
     )
     parser.add_argument(
         "--rounds", type=positive_int, default=11, help="interleaved repetitions of each variant (default: %(default)s)"
@@ -80,15 +97,25 @@ def _steps(options: argparse.Namespace, device: torch.device) -> Actions:
     model = build_model(
         options.model, MPI.COMM_SELF, seed=0, in_channels=options.input[0], classes=options.classes, width=options.width
     ).to(device)
-    grid = dc.ProcessGrid(MPI.COMM_SELF)
     x = torch.randn(options.batch, *options.input, device=device)
-    eager, captured = (dc.parallelize(copy.deepcopy(model), grid) for _ in range(2))
-    split = dc.scatter(x, grid)
-    return {
-        "plain torch": training_step(model, x),
-        "distconv, one rank": training_step(eager, split),
-        "the same, captured": training_step(captured, split, captured=True),
-    }
+    take = partial(training_step, bfloat16=options.bfloat16)
+
+    def in_format(name: str) -> tuple[nn.Module, torch.Tensor]:
+        copied = copy.deepcopy(model)
+        convert_weights(copied, name)
+        return copied, x.contiguous(memory_format=named_format(name, x.dim()))
+
+    actions: Actions = {}
+    for name in FORMATS:
+        actions[f"{PLAIN}, {name}"] = take(*in_format(name))
+        if options.compile:
+            actions[f"{PLAIN}, {name}, compiled"] = take(*in_format(name), compiled=True)
+    grid = dc.ProcessGrid(MPI.COMM_SELF)
+    for captured in (False, True):
+        own, batch = in_format(options.memory_format)
+        what = f"distconv, one rank, {options.memory_format}{', captured' * captured}"
+        actions[what] = take(dc.parallelize(own, grid), dc.scatter(batch, grid), captured=captured)
+    return actions
 
 
 def _convolution(options: argparse.Namespace, comm: MPI.Intracomm, device: torch.device) -> Actions:
@@ -130,11 +157,13 @@ def _by(way: DeviceTransport, grid: dc.ProcessGrid, action: Callable[[], object]
 
 
 def _print(options: argparse.Namespace, ranks: int, alone: Times, split: Times) -> None:
-    print(report.heading(f"{options.model}, {options.batch} x {options.input}"))
+    precision = "bfloat16 by torch.autocast" if options.bfloat16 else "float32"
+    print(report.heading(f"{options.model}, {options.batch} x {options.input}, {precision}"))
     median = medians(alone | split)
     print(report.table_head())
-    for times in (alone, split):
-        reference = median[next(iter(times))] if times else None
+    references = [name for name in alone if name.startswith(PLAIN)], [LOCAL]
+    for times, names in zip((alone, split), references, strict=True):
+        reference = min(median[name] for name in names) if times else None
         for name, values in times.items():
             print(report.time_row(name, values, reference))
     for name in split:

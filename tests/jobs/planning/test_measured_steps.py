@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,21 @@ def test_a_step_goes_down_the_mean_square() -> None:
     training_step(model, x)()
     gradient = 2 * (x @ before.T).T @ x / 2
     torch.testing.assert_close(model.weight.detach(), before - 1e-6 * gradient, rtol=1e-14, atol=1e-14)
+
+
+def test_a_step_is_compiled_or_computed_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function) or function)
+    model, dtypes = torch.nn.Linear(2, 1), []
+    model.register_forward_hook(lambda module, args, y: dtypes.append(y.dtype))
+    x = torch.ones(3, 2)
+    for named, dtype, count in (
+        ({}, torch.float32, 0),
+        ({"bfloat16": True}, torch.bfloat16, 0),
+        ({"compiled": True}, torch.float32, 1),
+    ):
+        training_step(model, x, **named)()
+        assert dtypes.pop() == dtype and len(compiled) == count
 
 
 @pytest.mark.ranks(2, 4)

@@ -13,8 +13,13 @@ SPLIT = ["local work alone", "convolution by MPI, host memory", "exchange alone 
 
 
 def test_the_printed_text_is_as_approved(printing: command.Printing) -> None:
-    printing.approve("gpu", gpu, "gpu", *TINY)
+    printing.approve("gpu", gpu, "gpu", *TINY, "--no-compile", "--bfloat16", "--memory-format", "channels_last")
     parts = {name: [0.001 * number] for number, name in enumerate(SPLIT, 2)}
     nccl = {"convolution by NCCL": [0.002], "exchange alone by NCCL": [0.001]}
-    gpu._print(parsed("bench gpu", *TINY), 4, {"plain torch": [0.001, 0.003]}, parts | nccl)
+    gpu._print(
+        parsed("bench gpu", *TINY),
+        4,
+        {"torch, contiguous": [0.004], "torch, channels_last": [0.001, 0.003]},
+        parts | nccl,
+    )
     printing.approve_printed("gpu-overlap")
