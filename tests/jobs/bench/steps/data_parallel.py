@@ -1,11 +1,10 @@
-"""A step of ResNet-50 on all ranks along n, eagerly and captured, beside torch's own data parallelism in the same run.
+"""Compare a step of ResNet-50 over samples, eager and captured, with DistributedDataParallel, in both memory formats.
 
     OMP_NUM_THREADS=1 mpiexec -n 2 python -m mpi4py -m tests.jobs.bench.steps.data_parallel 64
 
-First the height and width of 8 samples, then perhaps the number of turns. DistributedDataParallel goes by gloo, with
-and without gradients as views of its buckets, and with and without a static graph; batch norm is each rank's own there,
-without a message. Here it is global; with ``local`` statistics it has none, either. Forward and backward, gradients
-summed; all take turns.
+The arguments are the height and width of the 8 samples, and optionally the number of rounds. All variants run
+interleaved: forward, backward, and the sum of the gradients. DistributedDataParallel (DDP) uses gloo, and batch norm
+the statistics of each rank. distconv is measured with global statistics and with those of each rank ("local").
 """
 
 from __future__ import annotations
@@ -30,13 +29,18 @@ BATCH, WARM = 8, 2
 Step = Callable[[], object]
 
 
-def _model() -> torch.nn.Module:
+FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+"""Memory formats of the samples and the weights."""
+
+
+def _model(memory_format: torch.memory_format) -> torch.nn.Module:
     torch.manual_seed(0)
-    return resnet50()
+    return resnet50().to(memory_format=memory_format)  # type: ignore[call-overload]
 
 
-def _data_parallel(x: torch.Tensor, t: torch.Tensor, **options: bool) -> Step:
-    model = DistributedDataParallel(_model(), **options)
+def _data_parallel(x: torch.Tensor, t: torch.Tensor, memory_format: torch.memory_format, **options: bool) -> Step:
+    model = DistributedDataParallel(_model(memory_format), **options)
+    x = x.contiguous(memory_format=memory_format)
 
     def step() -> None:
         model.zero_grad()
@@ -45,23 +49,31 @@ def _data_parallel(x: torch.Tensor, t: torch.Tensor, **options: bool) -> Step:
     return step
 
 
-def _distributed(x: torch.Tensor, t: torch.Tensor, grid: dc.ProcessGrid, statistics_of: str, captured: bool) -> Step:
-    model = dc.parallelize(_model(), grid, batch_norm=statistics_of)
+def _distributed(
+    x: torch.Tensor,
+    t: torch.Tensor,
+    memory_format: torch.memory_format,
+    grid: dc.ProcessGrid,
+    scope: str,
+    *,
+    captured: bool,
+) -> Step:
+    model = dc.parallelize(_model(memory_format), grid, batch_norm=scope)
 
     def step(x: torch.Tensor, t: torch.Tensor) -> None:
         F.cross_entropy(model(x), t).backward()
 
-    given = dc.scatter(x, grid), dc.scatter(t, grid, dims="n")
-    taken = dc.capture(step, *given) if captured else step
+    batch = dc.scatter(x.contiguous(memory_format=memory_format), grid), dc.scatter(t, grid, dims="n")
+    act = dc.capture(step, *batch) if captured else step
 
     def with_zero() -> None:
         model.zero_grad()
-        taken(*given)
+        act(*batch)
 
     return with_zero
 
 
-def main(size: int, turns: int = 11) -> None:
+def main(size: int, rounds: int = 11) -> None:
     """Measure and print, on rank 0."""
     torch.set_num_threads(1)
     world, grid = MPI.COMM_WORLD, dc.ProcessGrid(n=MPI.COMM_WORLD.size)
@@ -69,35 +81,39 @@ def main(size: int, turns: int = 11) -> None:
     dist.init_process_group("gloo", f"file://{file}", rank=world.rank, world_size=world.size)
     torch.manual_seed(0)
     x, t = torch.randn(BATCH, 3, size, size), torch.randint(1000, (BATCH,))
-    mine = slice(world.rank * BATCH // world.size, (world.rank + 1) * BATCH // world.size)
-    steps = {
-        f"DDP{', bucket views' * views}{', static graph' * static}": _data_parallel(
-            x[mine], t[mine], gradient_as_bucket_view=views, static_graph=static
-        )
-        for views in (False, True)
-        for static in (False, True)
-    }
-    for over in ("global", "local"):
-        for captured in (False, True):
-            name = f"distconv, {over} statistics, {'captured' if captured else 'eager'}"
-            steps[name] = _distributed(x, t, grid, over, captured)
+    own = slice(world.rank * BATCH // world.size, (world.rank + 1) * BATCH // world.size)
+    steps = {}
+    for name, order in FORMATS.items():
+        for tuned in (False, True):
+            options = {"gradient_as_bucket_view": tuned, "static_graph": tuned}
+            what = f"DDP{', bucket views, static graph' * tuned}, {name}"
+            steps[what] = _data_parallel(x[own], t[own], order, **options)
+        for scope in ("global", "local"):
+            for captured in (False, True):
+                what = f"distconv, {scope} statistics, {'captured' if captured else 'eager'}, {name}"
+                steps[what] = _distributed(x, t, order, grid, scope, captured=captured)
     times: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(turns + WARM):
+    for number in range(rounds + WARM):
         for name, step in steps.items():
             world.Barrier()
-            began = time.perf_counter()
+            started = time.perf_counter()
             step()
             world.Barrier()
-            if turn >= WARM:
-                times[name].append((time.perf_counter() - began) * 1e3)
+            if number >= WARM:
+                times[name].append((time.perf_counter() - started) * 1e3)
     if world.rank == 0:
-        best = min(statistics.median(found) for name, found in times.items() if name.startswith("DDP"))
-        print(
-            f"ResNet-50, {BATCH} x 3 x {size} x {size}, {world.size} ranks: ms, median (min to max), over the best DDP"
+        fastest = min(
+            (name for name in times if name.startswith("DDP")), key=lambda name: statistics.median(times[name])
         )
-        for name, found in times.items():
-            median = statistics.median(found)
-            print(f"{name:<46}{median:8.0f} ({min(found):.0f} to {max(found):.0f}) {median / best:.2f}")
+        print(f"ResNet-50, {BATCH} x 3 x {size} x {size}, {world.size} ranks; fastest DDP: {fastest}")
+        print(f"{'':<54}{'ms: median (min to max)':>26}  ratio to the fastest DDP: median (min to max)")
+        for name, values in times.items():
+            ratios = [a / b for a, b in zip(values, times[fastest], strict=True)]
+            figures = (
+                f"{statistics.median(v):.{d}f} ({min(v):.{d}f} to {max(v):.{d}f})"
+                for v, d in ((values, 0), (ratios, 2))
+            )
+            print(f"{name:<54}{next(figures):>26}  {next(figures)}")
     dist.destroy_process_group()
 
 
