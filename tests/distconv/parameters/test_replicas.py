@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import distconv as dc
+from distconv.parameters.replicas import check_tensors
 from tests.distconv.layouts import normal, raises_everywhere
 
 
@@ -45,6 +46,15 @@ def test_a_bit_that_differs_on_one_rank_is_found_everywhere(comm, name):
     others = ", ".join(str(rank) for rank in range(comm.size) if rank != 1)
     assert f"the first is '{name}': one on rank {others}, another one on rank 1. Change weights" in text
     grid.free()
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_tensors_that_some_ranks_lack_are_not_compared(comm):
+    common, own = normal(3), {f"{number} of rank {comm.rank}": normal(2) for number in range(comm.rank)}
+    check_tensors({"a": common, **own, "z": common}, comm, "the state")
+    if comm.rank == 1:
+        flipped(common)
+    raises_everywhere(comm, dc.MismatchError, "'a'", lambda: check_tensors({"a": common, **own}, comm, "the state"))
 
 
 @pytest.mark.fault(42)

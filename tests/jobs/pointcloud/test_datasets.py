@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,14 @@ def test_clouds_are_read_as_they_were_written(comm: Any, shared_tmp_path: Path, 
             assert cloud.label == index % 3
             assert (cloud.part is None) == (not parts)
             assert not parts or np.array_equal(cloud.part, made[group]["part"][index])
+    assert str(path) in open_files()
     clouds.close()
+    assert str(path) not in open_files()
+
+
+def open_files() -> set[str]:
+    """Return the paths of the files that this process has open."""
+    return {os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()}
 
 
 @pytest.mark.ranks(1, 2)

@@ -18,6 +18,7 @@ def test_it_has_what_it_was_given_in_the_order_given():
     x = SparseTensor(ROWS, features)
     assert x.features is features and torch.equal(x.coords, ROWS)
     assert (x.stride, x.dimension, x.batch_size, x.shape) == (1, 2, 3, (3, 5))
+    assert x.dim() == x.features.dim()
     assert (x.dtype, x.device, x.requires_grad) == (torch.float64, torch.device("cpu"), False)
     assert repr(x) == (
         "SparseTensor(sites=3, channels=5, dimension=2, stride=1, batch_size=3, dtype=torch.float64, device=cpu)"

@@ -25,6 +25,15 @@ def test_rows_of_the_table_of_exponents_have_a_cell_for_each_heading(monkeypatch
     assert single and all(name in rows[0] for name in single)
 
 
+def test_errors_of_speed_ups_do_not_depend_on_a_common_factor_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "seconds", lambda machine, cell, width: width / 96 * cell.time_s)
+    rows = [line.split("|")[1:-1] for line in page._widths(Machine.load("lassen")) if line.startswith("| ")][1:]
+    widths, speedups, times, ratios = zip(*([value.strip() for value in row] for row in rows), strict=True)
+    assert widths == ("96", "128", "160") and ratios == ("1.00", "1.33", "1.67")
+    assert times == ("0.0%", "33.3%", "66.7%")
+    assert all(float(error.rstrip("%")) < 1 for error in speedups)  # published speed-ups are rounded
+
+
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
 def test_a_row_says_where_the_time_of_a_cell_goes(table):
     machine = Machine.load("lassen")

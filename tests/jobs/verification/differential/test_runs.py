@@ -44,6 +44,12 @@ def test_a_case_is_the_same_whenever_it_is_drawn():
     assert torch.equal(Draw(1, 2).tensor(5), Draw(1, 2).tensor(5))
 
 
+def test_about_a_quarter_of_all_cases_are_networks():
+    networks = {draw_case(5, index, "networks").operator for index in range(40)}
+    drawn_networks = sum(draw_case(5, index, "all").operator in networks for index in range(40))
+    assert 4 <= drawn_networks <= 16
+
+
 def line(operator, verdict, text="", moved=0):
     return Line("all", operator, "case 3: x: 2 drawn", "drawn", "h=2", 2, verdict, text, moved)
 
