@@ -191,7 +191,7 @@ class BatchNormGradient:
             return torch.empty_like(self._x, dtype=self._dtype)
         # dL/dx is the gradient of the normalization by constant moments, minus a linear function of x.
         # By the number of values on all ranks.
-        slope, level = self.sums / count
+        slope, level = (self.sums / count).unbind()
         if self._x.is_cuda:
             # The kernel divides by a count, and the sums are divided already.
             one = torch.ones(1, dtype=torch.int32, device=self._x.device)
@@ -236,16 +236,18 @@ def _slices(
 ) -> Iterator[tuple[torch.Tensor, ...]]:
     """Yield slices of tensors (N, C, ...) of about the size of a cache, with the ``numbers`` (C,) of their channels."""
     x = tensors[2]
+    by_channel = [t.view(1, -1, *(1,) * (x.dim() - 2)) for t in numbers]
+    blocks = 1 if x.is_cuda else -(-x.numel() // _BLOCK_ELEMENTS)
+    if blocks <= 1:
+        yield (*tensors, *by_channel)
+        return
     order = memory_format(x)
     if order is not torch.contiguous_format and all(t.is_contiguous(memory_format=order) for t in tensors):
         # Views of shape (positions, C), since the channels are last in memory.
         flat = [t.movedim(1, -1).flatten(0, -2) for t in tensors]
-        step = len(flat[0]) if x.is_cuda else max(1, _BLOCK_ELEMENTS // x.shape[1])
-        for parts in zip(*(t.split(step) for t in flat), strict=True):
+        for parts in zip(*(t.split(max(1, _BLOCK_ELEMENTS // x.shape[1])) for t in flat), strict=True):
             yield (*parts, *numbers)
         return
-    by_channel = [t.view(1, -1, *(1,) * (x.dim() - 2)) for t in numbers]
-    blocks = 1 if x.is_cuda else -(-x.numel() // _BLOCK_ELEMENTS)
-    step = max(1, x.shape[1] // max(1, blocks))
+    step = max(1, x.shape[1] // blocks)
     for first in range(0, x.shape[1], step):
         yield tuple(t[:, first : first + step] for t in (*tensors, *by_channel))
