@@ -8,7 +8,7 @@ Source: Dryden et al. 2019, III-A.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Protocol
 
 import torch
@@ -132,6 +132,8 @@ def gather_needed_input(
     windows: InputWindows,
     fill: float = 0.0,
     channels: ChannelNeeds | None = None,
+    *,
+    unpadded: Collection[int] = (),
 ) -> torch.Tensor:
     """Return exactly the input of this rank's block of the output, including ghosts and padding.
 
@@ -149,6 +151,8 @@ def gather_needed_input(
         Value of the padding.
     channels : tuple, optional
         As in :func:`window_needs`.
+    unpadded : collection of int
+        Spatial dimensions without padding in the result, because the caller's kernel adds it.
 
     Returns
     -------
@@ -159,6 +163,8 @@ def gather_needed_input(
     # Every rank reaches this call, also one without outputs: its neighbours may need its block.
     local = gather_region(x.local, transfer_plan(x.dist, needs, tuple(x.shape))) if needs.needed else x.local
     wanted = [windows.needed(dim, out) for dim, out in enumerate(spatial_box(x.dist, out_shape))]
+    for dim in unpadded:
+        wanted[dim] = max(0, wanted[dim][0]), min(wanted[dim][1], x.shape[dim + 2])
     return crop_or_pad(local, needs.box(x.shape)[2:], wanted, fill)
 
 

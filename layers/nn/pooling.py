@@ -1,6 +1,6 @@
 """Max and average pooling with a halo exchange, and unpooling.
 
-Windows may cross the borders of blocks: each rank gathers the input of its outputs, and torch pools it without padding.
+Windows may cross the borders of blocks: each rank gathers the input of its outputs, with padding, and torch pools it.
 Averages are corrected for windows that reach into the padding. Unpooling gathers space.
 
 Source: Dryden et al. 2019, III-B.
@@ -72,12 +72,14 @@ class _Pooling(NamedTuple):
     """One pooling on this rank: the gathered input and the shape of the result."""
 
     block: torch.Tensor
-    """The gathered input of this rank's outputs, padding included."""
+    """The gathered input of this rank's outputs, with the padding that torch's kernel does not add."""
     geometry: Geometry
     x: DistTensor
     """The input."""
     out_shape: torch.Size
     """Global shape of the result."""
+    padding: tuple[int, ...]
+    """Padding that torch's kernel adds to ``block``."""
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -123,15 +125,38 @@ def _prepare(
     padding: Size = 0,
     dilation: Size = 1,
     ceil_mode: bool = False,
+    *,
+    explicit: bool = False,
 ) -> _Pooling:
-    """Gather the input of this rank's outputs. Collective."""
+    """Gather the input of this rank's outputs, with all of its padding if ``explicit``. Collective."""
     stride = kernel_size if stride is None or stride in ((), []) else stride
     out_shape = result_shape(_MAX[count], input, kernel_size, stride, padding, dilation, ceil_mode)
     x = redistribute_balanced(input)
     geometry = Geometry(
         to_tuple(kernel_size, count), to_tuple(stride, count), to_tuple(padding, count), to_tuple(dilation, count)
     )
-    return _Pooling(gather_needed_input(x, out_shape, geometry, lowest_value(x.dtype)), geometry, x, out_shape)
+    out = spatial_box(x.dist, out_shape)
+    padding = (0,) * count if explicit else _kernel_padding(geometry, out, x.shape[2:])
+    unpadded = [dim for dim, size in enumerate(padding) if size]
+    block = gather_needed_input(x, out_shape, geometry, lowest_value(x.dtype), unpadded=unpadded)
+    return _Pooling(block, geometry, x, out_shape, padding)
+
+
+def _kernel_padding(geometry: Geometry, out: Sequence[Range], extents: Sequence[int]) -> tuple[int, ...]:
+    """Return the padding of each dimension that torch's kernel can add: it pads both ends alike.
+
+    It does so without a copy of the input. On a rank whose outputs begin behind the first one, or for which the kernel
+    would compute more outputs, the padding has to be part of the input.
+    """
+    if any(first >= last for first, last in out):
+        return (0,) * len(out)
+    added = []
+    for dim, ((first, last), extent) in enumerate(zip(out, extents, strict=True)):
+        padding, (start, stop) = geometry.padding[dim], geometry.needed(dim, (first, last))
+        inside = min(stop, extent) - max(start, 0)
+        outputs = (inside + 2 * padding - geometry.reach(dim)) // geometry.stride[dim] + 1
+        added.append(padding if first == 0 and outputs == last else 0)
+    return tuple(added)
 
 
 @accept_unbatched
@@ -155,9 +180,8 @@ def max_pool(count: int, input: DistTensor, *args: Any, return_indices: bool = F
         return max_pool_with_indices(count, input, *args, **kwargs)
     pooling = _prepare(count, input, *args, **kwargs)
     geometry = pooling.geometry
-    return pooling.wrap(
-        pooling.crop_outputs(_MAX[count](pooling.pool_input(), geometry.kernel, geometry.stride, 0, geometry.dilation))
-    )
+    y = _MAX[count](pooling.pool_input(), geometry.kernel, geometry.stride, pooling.padding, geometry.dilation)
+    return pooling.wrap(pooling.crop_outputs(y))
 
 
 @accept_unbatched
@@ -181,7 +205,7 @@ def max_pool_with_indices(
     tuple of DistTensor
         The largest values, and their indices (int64) in the flattened global space of each sample and channel.
     """
-    pooling = _prepare(count, input, *args, **kwargs)
+    pooling = _prepare(count, input, *args, **kwargs, explicit=True)
     geometry = pooling.geometry
     y, indices = _WITH_INDICES[count](pooling.pool_input(), geometry.kernel, geometry.stride, 0, geometry.dilation)
     return pooling.wrap(pooling.crop_outputs(y)), pooling.wrap(
@@ -244,7 +268,7 @@ def avg_pool(
         )
     x = redistribute_balanced(input)
     geometry = Geometry(to_tuple(kernel_size, count), to_tuple(stride, count), to_tuple(padding, count), (1,) * count)
-    pooling = _Pooling(gather_needed_input(x, out_shape, geometry), geometry, x, out_shape)
+    pooling = _Pooling(gather_needed_input(x, out_shape, geometry), geometry, x, out_shape, (0,) * count)
     y = pooling.crop_outputs(pool(pooling.pool_input(), geometry.kernel, geometry.stride, 0))
     if divisor_override is not None:
         # The local pooling divided by the full kernel.

@@ -59,6 +59,17 @@ def test_ranks_without_outputs_take_part(comm, pool, size):
         same_as_one_process(grid, lambda x: pool(x, 2, 2), normal(1, 2, *size))
 
 
+@pytest.mark.cpu
+@pytest.mark.ranks(2)
+def test_padding_of_a_maximum_copies_no_input(comm):
+    """Eight rows need no padding on the last rank; nine rows do, so that it pads its block."""
+    for rows, copies in ((8, 0), (9, comm.rank)):
+        x = dc.scatter(normal(1, 2, rows, 7), grid_over(comm, h=2))
+        with torch.profiler.profile() as profile:
+            F.max_pool2d(x, 3, 2, 1)
+        assert [event.name for event in profile.events()].count("aten::constant_pad_nd") == copies
+
+
 # -- indices ----------------------------------------------------------------------------------------------------------
 
 
