@@ -88,7 +88,8 @@ def _enlarge(x: DistTensor, out_shape: torch.Size, mode: str, windows: _Enlargem
         return DistTensor(empty_output(block, local_shape), x.dist, out_shape)
     y = F.interpolate(block, scale_factor=[float(f) for f in windows.factors], mode=mode)
     for dim, (out, factor) in enumerate(zip(spatial_box(x.dist, out_shape), windows.factors, strict=True)):
-        y = y.narrow(dim + 2, out[0] - windows.needed(dim, out)[0] * factor, out[1] - out[0])
+        if out[1] - out[0] < y.shape[dim + 2]:  # the gradient of a view, even of all of y, is a copy
+            y = y.narrow(dim + 2, out[0] - windows.needed(dim, out)[0] * factor, out[1] - out[0])
     return DistTensor(y, x.dist, out_shape)
 
 
