@@ -61,17 +61,21 @@ def test_the_mesh_models_are_six_blocks_that_halve_the_resolution_first(factory:
     assert model.blocks(torch.zeros(2, 18, 128, 64)).shape == (2, 4, 2, 1)
 
 
-def test_every_parameter_of_every_model_gets_a_gradient() -> None:  # one test, so that the short run has all models
+def test_outputs_are_as_approved_and_every_parameter_gets_a_gradient() -> None:
+    lines = []  # one test, so that the short run has all models
     for name, reference in MODELS.items():
         torch.manual_seed(0)
         model = reference(in_channels=2, classes=3, width=3).double().train()
         smallest = SMALLEST.get(name, 16)
         x = torch.randn(2, 2, *[2 * smallest] * (len(reference.sample) - 1), dtype=torch.float64)
-        model(x).square().sum().backward()
+        y = model(x)
+        y.square().sum().backward()
+        lines.append(f"{name}: mean {y.mean().item():.4g}, mean of squares {y.square().mean().item():.4g}")
         weights = {
             key: p for key, p in model.named_parameters() if not key.endswith(".bias")
         }  # 0 in front of batch norm
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in weights.values()), name
+    assert_approved("model-outputs", "\n".join(lines))
 
 
 def test_shapes_of_all_layers_are_as_approved() -> None:
