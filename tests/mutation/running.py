@@ -148,4 +148,5 @@ def run(copy: Path, arguments: tuple[str, ...], limit_s: float) -> Failure | Non
         return Failure("a job ended", arguments)
     test = "::".join(filter(None, found.groups()))
     hung = "time: " if "still running after" in output else ""
-    return Failure(f"{hung}{test}", ("--full", "--ranks", RANKS.findall(output, 0, sign.end())[-1], test))
+    share = next(argument for argument in arguments if argument in SHARES.values())
+    return Failure(f"{hung}{test}", (share, "--ranks", RANKS.findall(output, 0, sign.end())[-1], test))
