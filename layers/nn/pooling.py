@@ -143,10 +143,10 @@ def _prepare(
 
 
 def _kernel_padding(geometry: Geometry, out: Sequence[Range], extents: Sequence[int]) -> tuple[int, ...]:
-    """Return the padding of each dimension that torch's kernel can add: it pads both ends alike.
+    """Return the padding of each dimension that torch's kernel can add, which saves a copy of the input.
 
-    It does so without a copy of the input. On a rank whose outputs begin behind the first one, or for which the kernel
-    would compute more outputs, the padding has to be part of the input.
+    The kernel pads both ends by the same number. If the rank's outputs do not begin with the first one, or the kernel
+    would compute more outputs, the input has to contain the padding.
     """
     if any(first >= last for first, last in out):
         return (0,) * len(out)

@@ -52,7 +52,7 @@ class Printing:
             assert options == {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
             chosen = {name: value for name, value in env.items() if name in ("KEPT", "LD_PRELOAD", "OMP_NUM_THREADS")}
             chosen |= {name: value for name, value in env.items() if name.startswith("MALLOC_")}
-            self.seen.append(f"start {words[2:]}, {chosen}")
+            self.seen.append(f"start {words[2:]}, {dict(sorted(chosen.items()))}")
             answers = io.StringIO("[0.003, 0.001, 0.002]\n")
             asked: list[str] = []
             stdin = SimpleNamespace(write=asked.append, flush=lambda: asked.append("flush"))

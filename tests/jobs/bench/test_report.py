@@ -53,7 +53,7 @@ ON_RANKS = [
     "redistribute --size 6 9 --repeats 2",
     f"layer --layer res3b_branch2a --grid h=2 {TINY}",
     "pointcloud --model vgg16_bn --width 2 --batch 2 --rounds 1 --resolution 32 --keep 0.5",
-    "gpu --device cpu --model lenet5 --input 1,28,28 --batch 2 --channels 3 --rounds 2",
+    "gpu --device cpu --model lenet5 --input 1,28,28 --batch 2 --channels 3 --rounds 2 --no-compile",
     "memory --model lenet5 --input 1,28,28 --batch 2 --optimizer adam --shard-optimizer",
     "safeguards --model mesh1k --width 2 --size 128 --batch 1 --repeats 1 --directory .",
     f"scaling --model lenet5 --input 1,28,28 --batch 4 {TINY} --rounds 1 --predict-to 4",
