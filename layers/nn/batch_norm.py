@@ -246,15 +246,15 @@ def _compute_moments(
 
     def moments_about(origin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         # 1. Mean and variance of the block to its parts of the means of (x - origin) and (x - origin)^2.
-        sums = torch.stack([mean, var]).double()
-        offset, squares = sums.unbind()
+        parts = torch.stack([mean, var]).double()
+        offset, squares = parts.unbind()
         offset.sub_(origin if own_channels == domain.all_channels else origin[domain.channels])
         squares.addcmul_(offset, offset)
-        sums.mul_(count / domain.count)
+        parts.mul_(count / domain.count)
         # 2. The message has all channels, because ranks with other channels may be in the communicator.
         if own_channels < domain.all_channels:
-            sums = F.pad(sums, (domain.channels.start, domain.all_channels - domain.channels.stop))
-        offset, squares = allreduce(comm, sums, "batch norm forward").unbind()
+            parts = F.pad(parts, (domain.channels.start, domain.all_channels - domain.channels.stop))
+        offset, squares = allreduce(comm, parts, "batch norm forward").unbind()
         # 3. Back to mean and variance. Rounding may leave a small negative variance.
         squares.addcmul_(offset, offset, value=-1).clamp_(min=0)
         return offset.add_(origin), squares

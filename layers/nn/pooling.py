@@ -125,18 +125,15 @@ def _prepare(
     padding: Size = 0,
     dilation: Size = 1,
     ceil_mode: bool = False,
-    *,
-    explicit: bool = False,
 ) -> _Pooling:
-    """Gather the input of this rank's outputs, with all of its padding if ``explicit``. Collective."""
+    """Gather the input of this rank's outputs. Collective."""
     stride = kernel_size if stride is None or stride in ((), []) else stride
     out_shape = result_shape(_MAX[count], input, kernel_size, stride, padding, dilation, ceil_mode)
     x = redistribute_balanced(input)
     geometry = Geometry(
         to_tuple(kernel_size, count), to_tuple(stride, count), to_tuple(padding, count), to_tuple(dilation, count)
     )
-    out = spatial_box(x.dist, out_shape)
-    padding = (0,) * count if explicit else _kernel_padding(geometry, out, x.shape[2:])
+    padding = _kernel_padding(geometry, spatial_box(x.dist, out_shape), x.shape[2:])
     unpadded = [dim for dim, size in enumerate(padding) if size]
     block = gather_needed_input(x, out_shape, geometry, lowest_value(x.dtype), unpadded=unpadded)
     return _Pooling(block, geometry, x, out_shape, padding)
@@ -205,23 +202,24 @@ def max_pool_with_indices(
     tuple of DistTensor
         The largest values, and their indices (int64) in the flattened global space of each sample and channel.
     """
-    pooling = _prepare(count, input, *args, **kwargs, explicit=True)
+    pooling = _prepare(count, input, *args, **kwargs)
     geometry = pooling.geometry
-    y, indices = _WITH_INDICES[count](pooling.pool_input(), geometry.kernel, geometry.stride, 0, geometry.dilation)
+    window = (geometry.kernel, geometry.stride, pooling.padding, geometry.dilation)
+    y, indices = _WITH_INDICES[count](pooling.pool_input(), *window)
     return pooling.wrap(pooling.crop_outputs(y)), pooling.wrap(
         _to_global_indices(pooling.crop_outputs(indices), pooling)
     )
 
 
 def _to_global_indices(at: torch.Tensor, pooling: _Pooling) -> torch.Tensor:
-    """Return flat indices into the global space, given flat indices into the padded block."""
+    """Return flat indices into the global space, given flat indices into the gathered block."""
     indices = torch.zeros_like(at)
     volume = 1
     for dim in reversed(range(len(pooling.geometry.kernel))):
         extent, out = max(1, pooling.block.shape[dim + 2]), spatial_box(pooling.x.dist, pooling.out_shape)[dim]
         # torch's index refers to the gathered block with its halo; shift it to the global position, dimension by
         # dimension.
-        index = at % extent + pooling.geometry.needed(dim, out)[0]
+        index = at % extent + pooling.geometry.needed(dim, out)[0] + pooling.padding[dim]
         # If all elements are -inf, torch returns the index of the first element that is not padding.
         index = torch.where(index < 0, index % pooling.geometry.dilation[dim], index)
         at = at // extent
@@ -269,7 +267,7 @@ def avg_pool(
     x = redistribute_balanced(input)
     geometry = Geometry(to_tuple(kernel_size, count), to_tuple(stride, count), to_tuple(padding, count), (1,) * count)
     pooling = _Pooling(gather_needed_input(x, out_shape, geometry), geometry, x, out_shape, (0,) * count)
-    y = pooling.crop_outputs(pool(pooling.pool_input(), geometry.kernel, geometry.stride, 0))
+    y = pooling.crop_outputs(pool(pooling.pool_input(), geometry.kernel, geometry.stride, pooling.padding))
     if divisor_override is not None:
         # The local pooling divided by the full kernel.
         y = y * (math.prod(geometry.kernel) / divisor_override)

@@ -25,7 +25,7 @@ from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
 from distconv.jobs.bench.steps import torch_step
-from distconv.jobs.bench.steps.torch_process import TorchProcess, torch_variants
+from distconv.jobs.bench.steps.torch_process import TorchProcess, add_compile_argument, torch_variants
 from distconv.jobs.bench.steps.torch_step import FORMATS, StepOptions
 from distconv.jobs.planning.options import add_machine_argument, run_on_rank_0
 from distconv.jobs.planning.single_layers import LAYERS
@@ -81,12 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="contiguous",
         help="memory format of the input and the weights (default: %(default)s)",
     )
-    parser.add_argument(
-        "--no-compile",
-        dest="compile",
-        action="store_false",
-        help="do not compare with torch.compile, which needs a compiler and a minute",
-    )
+    add_compile_argument(parser)
     report.add_json_argument(parser)
 
 

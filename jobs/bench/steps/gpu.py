@@ -26,6 +26,7 @@ from distconv.communication.gpu.device_transport import DeviceTransport
 from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Distribution, default_axes
 from distconv.jobs.bench import report
+from distconv.jobs.bench.steps.torch_process import add_compile_argument
 from distconv.jobs.planning.measured_steps import random_tensor, training_step
 from distconv.jobs.planning.options import add_network_arguments, run_on_first_ranks
 from distconv.jobs.timing import medians, time_interleaved, timed_variants
@@ -65,12 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="memory format of the input and the weights of distconv; torch is measured in both (default: %(default)s)",
     )
     parser.add_argument("--bfloat16", action="store_true", help="compute model and loss under torch.autocast")
-    parser.add_argument(
-        "--no-compile",
-        dest="compile",
-        action="store_false",
-        help="do not compare with torch.compile, which needs a compiler and a minute",
-    )
+    add_compile_argument(parser)
     parser.add_argument(
         "--rounds", type=positive_int, default=11, help="interleaved repetitions of each variant (default: %(default)s)"
     )

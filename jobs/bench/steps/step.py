@@ -20,7 +20,7 @@ import distconv as dc
 from distconv.communication.transport import count_traffic
 from distconv.jobs.bench import report
 from distconv.jobs.bench.steps import torch_step
-from distconv.jobs.bench.steps.torch_process import TorchProcess, torch_variants
+from distconv.jobs.bench.steps.torch_process import TorchProcess, add_compile_argument, torch_variants
 from distconv.jobs.bench.steps.torch_step import StepOptions
 from distconv.jobs.timing import CPU, idle, medians, time_action, time_interleaved
 from distconv.jobs.training.options import grid_shape, positive_int
@@ -55,12 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="contiguous",
         help="memory format of the input and the weights of distconv; torch is measured in both (default: %(default)s)",
     )
-    parser.add_argument(
-        "--no-compile",
-        dest="compile",
-        action="store_false",
-        help="do not compare with torch.compile, which needs a compiler and a minute",
-    )
+    add_compile_argument(parser)
     parser.add_argument("--grid", type=grid_shape, metavar="h=2", help="process grid (default: h over all ranks)")
     parser.add_argument(
         "--rounds",

@@ -6,6 +6,7 @@ set to keep freed memory, with each installed allocator, in both memory formats,
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -16,6 +17,16 @@ from typing import NamedTuple
 from distconv.jobs.bench.steps import torch_step
 from distconv.process.launchers import environment_without_launcher
 from distconv.process.memory import allocator, caching_allocators
+
+
+def add_compile_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the option ``--no-compile`` of benchmarks that compare with ``torch.compile``."""
+    parser.add_argument(
+        "--no-compile",
+        dest="compile",
+        action="store_false",
+        help="do not compare with torch.compile, which needs a compiler and a minute",
+    )
 
 
 class TorchVariant(NamedTuple):

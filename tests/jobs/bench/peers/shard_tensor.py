@@ -41,8 +41,8 @@ class Child:
     def __init__(self, python: str, words: Sequence[str], ranks: int) -> None:
         env = environment_without_launcher() | allocator.environment("heap")
         env |= {"OMP_NUM_THREADS": str(1 if ranks else 2)}
-        file = tempfile.mktemp(prefix="distconv-")
-        places = [[str(ranks), str(rank), file] for rank in range(ranks)] or [[]]
+        self._folder = tempfile.TemporaryDirectory(prefix="distconv-")
+        places = [[str(ranks), str(rank), f"{self._folder.name}/meeting"] for rank in range(ranks)] or [[]]
         # The others wait for rank 0, which alone reads requests and answers.
         self._processes = [
             subprocess.Popen(
@@ -69,6 +69,7 @@ class Child:
         """End the processes."""
         for process in self._processes:
             process.communicate("0\n" if process is self._processes[0] else "")
+        self._folder.cleanup()
 
 
 def _distributed(grid: dc.ProcessGrid, case: str, size: int, *, channels_last: bool, captured: bool) -> Any:

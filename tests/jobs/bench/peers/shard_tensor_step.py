@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -103,7 +104,9 @@ def _sharded(module: nn.Module, x: torch.Tensor, ranks: int, rank: int, file: st
     from torch.distributed.tensor import Shard, distribute_module
 
     # Without its own initialization, which takes a GPU for granted. Its operators are only registered if there is one.
-    dist.init_process_group("gloo", f"file://{file}", rank=rank, world_size=ranks)
+    # The time limit ends a step in which one of the ranks has failed.
+    limit = timedelta(minutes=5)
+    dist.init_process_group("gloo", f"file://{file}", rank=rank, world_size=ranks, timeout=limit)
     mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("domain",))
     peer = importlib.import_module("physicsnemo.domain_parallel")
 

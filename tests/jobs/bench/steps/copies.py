@@ -23,6 +23,7 @@ from torch import nn
 import distconv as dc
 from distconv.jobs.bench.steps import torch_step
 from distconv.layers.models import MODELS
+from distconv.memory_format import convert_weights, named_format
 
 BATCH = 2
 
@@ -36,11 +37,12 @@ def build(name: str, size: int) -> tuple[nn.Module, torch.Tensor]:
     return reference(), torch.randn(BATCH, reference.sample[0], *(size for _ in reference.sample[1:]))
 
 
-def count(name: str, size: int, grid: dc.ProcessGrid, memory_format: torch.memory_format) -> str:
+def count(name: str, size: int, grid: dc.ProcessGrid, order: str) -> str:
     """Return the row of a network. Collective."""
     torch.manual_seed(0)
     model, x = build(name, size)
-    model, x = model.to(memory_format=memory_format), x.contiguous(memory_format=memory_format)  # type: ignore[call-overload]
+    convert_weights(model, order)
+    x = x.contiguous(memory_format=named_format(order, x.dim()))
     with torch.no_grad():
         y = model(x)
     labels = torch.randint(0, y.shape[1], (len(y), *y.shape[2:]))
@@ -71,9 +73,8 @@ def main() -> None:
     shape, order, *pairs = sys.argv[1:]
     torch.set_num_threads(1)
     grid = dc.ProcessGrid(MPI.COMM_WORLD, **dc.parse_grid(shape))
-    formats = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
     for name, size in zip(pairs[::2], pairs[1::2], strict=True):
-        row = count(name, int(size), grid, formats[order])
+        row = count(name, int(size), grid, order)
         if grid.rank == 0:
             print(row, flush=True)
 

@@ -23,14 +23,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import distconv as dc
 from distconv.layers.models import resnet50
+from distconv.memory_format import FORMATS, named_format
 
 BATCH, WARM = 8, 2
 
 Step = Callable[[], object]
-
-
-FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-"""Memory formats of the samples and the weights."""
 
 
 def _model(memory_format: torch.memory_format) -> torch.nn.Module:
@@ -83,7 +80,8 @@ def main(size: int, rounds: int = 11) -> None:
     x, t = torch.randn(BATCH, 3, size, size), torch.randint(1000, (BATCH,))
     own = slice(world.rank * BATCH // world.size, (world.rank + 1) * BATCH // world.size)
     steps = {}
-    for name, order in FORMATS.items():
+    for name in FORMATS:
+        order = named_format(name, x.dim())
         for tuned in (False, True):
             options = {"gradient_as_bucket_view": tuned, "static_graph": tuned}
             what = f"DDP{', bucket views, static graph' * tuned}, {name}"
