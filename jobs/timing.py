@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 from mpi4py import MPI
 
+from distconv.communication.agreement import as_in_later_steps
 from distconv.jobs.planning.options import barrier_without_polling
 
 K = TypeVar("K")
@@ -62,7 +63,8 @@ def time_interleaved(
 ) -> dict[K, list[float]]:
     """Time variants in interleaved rounds. Collective: call on every rank of ``comm``.
 
-    A barrier precedes each variant. Its time is that of the slowest rank.
+    A barrier precedes each variant. Its time is that of the slowest rank. The order of operations is not compared,
+    which would happen in the first steps only.
 
     Parameters
     ----------
@@ -82,16 +84,17 @@ def time_interleaved(
         Seconds of each measured round, by name. The same on all ranks.
     """
     times: dict[K, list[float]] = {name: [] for name in variants}
-    for number in range(warm_up + rounds):
-        for name, variant in variants.items():
-            comm.Barrier()
-            seconds = variant()
-            # Before the allreduce, in which the ranks that wait would poll and slow down the others.
-            if asleep:
-                barrier_without_polling(comm)
-            slowest = comm.allreduce(seconds, MPI.MAX)
-            if number >= warm_up:
-                times[name].append(slowest)
+    with as_in_later_steps():
+        for number in range(warm_up + rounds):
+            for name, variant in variants.items():
+                comm.Barrier()
+                seconds = variant()
+                # Before the allreduce, in which the ranks that wait would poll and slow down the others.
+                if asleep:
+                    barrier_without_polling(comm)
+                slowest = comm.allreduce(seconds, MPI.MAX)
+                if number >= warm_up:
+                    times[name].append(slowest)
     return times
 
 

@@ -19,7 +19,8 @@ import hashlib
 import itertools
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import numpy as np
@@ -42,6 +43,9 @@ ORDER_CHECKED = 200
 They cover the first training steps. A model that calls its layers in a different order on each rank, such as the
 members of a set of strings, does so from the first step.
 """
+
+_compares_first = True
+"""True while the first operations are compared. Otherwise only ``DISTCONV_CHECK=all`` compares any."""
 
 _EXCERPT_LENGTH = 240
 """Maximum number of characters of a value that an error shows: those around the first difference."""
@@ -232,7 +236,23 @@ def is_order_checked(comm: MPI.Intracomm) -> bool:
     check_mpi_running()
     if comm.size == 1 or level == "off":
         return False
-    return level == "all" or CommunicatorState.get(comm).operations < ORDER_CHECKED
+    if level == "all":
+        return True
+    return _compares_first and CommunicatorState.get(comm).operations < ORDER_CHECKED
+
+
+@contextmanager
+def as_in_later_steps() -> Iterator[None]:
+    """Treat operations in this block as later ones, which only ``DISTCONV_CHECK=all`` compares.
+
+    For measurements: they time few steps, which must take as long as those of a long training run. Call on every rank.
+    """
+    global _compares_first
+    before, _compares_first = _compares_first, False
+    try:
+        yield
+    finally:
+        _compares_first = before
 
 
 # -- attempts that may fail on some ranks -----------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_map
 
 from distconv.capture.captured import capture
 from distconv.communication import gradient_reduction
+from distconv.communication.agreement import as_in_later_steps
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
 from distconv.kernels.convolution import (
@@ -313,16 +314,17 @@ def _time_runs(runs: _Runs, comm: MPI.Intracomm, device: torch.device) -> float:
 
 def _mean_seconds(take: Callable[[], object], count: int, comm: MPI.Intracomm, device: torch.device) -> float:
     """Return the mean seconds of runs, ``count`` in each call of ``take``. In a step all ranks wait for the slowest."""
-    for _ in range(-(-WARM_UP // count)):
-        take()
-    # First the device, then the barrier: otherwise the warm-up of a slower rank would be measured as well.
-    _finish(device)
-    comm.Barrier()
-    start = time.perf_counter()
-    times = -(-REPETITIONS // count)
-    for _ in range(times):
-        take()
-    _finish(device)
+    with as_in_later_steps():
+        for _ in range(-(-WARM_UP // count)):
+            take()
+        # First the device, then the barrier: otherwise the warm-up of a slower rank would be measured as well.
+        _finish(device)
+        comm.Barrier()
+        start = time.perf_counter()
+        times = -(-REPETITIONS // count)
+        for _ in range(times):
+            take()
+        _finish(device)
     return float(comm.allreduce((time.perf_counter() - start) / (times * count), MPI.MAX))
 
 

@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+import distconv as dc
+from distconv.communication import agreement
 from distconv.jobs.timing import CPU, idle, medians, standard_deviation, time_action, time_interleaved, timed_variants
 
 
@@ -40,3 +42,11 @@ def test_variants_take_turns_and_the_first_rounds_do_not_count(comm, asleep: boo
 def test_a_clock_runs_while_the_action_does() -> None:
     variants = timed_variants({"long": lambda: time.sleep(0.05), "short": lambda: None})
     assert variants["short"]() < 0.05 <= variants["long"]()
+
+
+@pytest.mark.ranks(2)
+def test_measured_steps_do_not_compare_the_order_of_operations(comm) -> None:
+    of_layer = dc.ProcessGrid(comm, n=comm.size).world
+    times = time_interleaved(comm, {"": lambda: float(agreement.is_order_checked(of_layer))}, 1)
+    assert times == {"": [0.0]}
+    assert agreement.is_order_checked(of_layer)

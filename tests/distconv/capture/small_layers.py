@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import statistics
 import sys
-import time
 
 import torch
 from torch import nn
 
 import distconv as dc
+from distconv.jobs.timing import time_interleaved, timed_variants
 
 LAYERS, TURNS = 20, 60
 
@@ -46,20 +46,12 @@ def main(grid: dc.ProcessGrid) -> None:
         "captured": lambda: (model.zero_grad(), captured(x)),
         "plain torch": lambda: (plain.zero_grad(), plain(whole).sum().backward()),
     }
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(TURNS + 5):
-        for name, way in ways.items():
-            grid.world.Barrier()
-            began = time.perf_counter()
-            way()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            if turn >= 5:
-                times[name].append((time.perf_counter() - began) / (3 * LAYERS) * 1e6)
+    times = time_interleaved(grid.world, timed_variants(ways, device), TURNS, warm_up=5)
     if grid.rank == 0:
-        torchs = statistics.median(times["plain torch"])
+        torchs = statistics.median(times["plain torch"]) * 1e6 / (3 * LAYERS)
         print(f"{grid.describe()}, us a module: median (min to max), over plain torch")
-        for name, found in times.items():
+        for name, seconds in times.items():
+            found = [1e6 * each / (3 * LAYERS) for each in seconds]
             median = statistics.median(found)
             print(f"{name:<12}{median:8.1f} ({min(found):.1f} to {max(found):.1f}) {median / torchs:.2f}")
 

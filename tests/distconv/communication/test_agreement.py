@@ -130,3 +130,21 @@ def test_numbers_that_differ_in_any_bit_are_found(comm, bit):
     numbers[3] ^= (1 << bit) if comm.rank == 0 else 0
     found = agreement.find_mismatches(comm, numbers, lambda: "the numbers")
     assert found.tolist() == [False, bit > 0, False, True]
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("level", ["plan", "all", "off"])
+def test_measured_operations_are_compared_as_later_ones_are(comm, monkeypatch, level: str) -> None:
+    monkeypatch.setattr(agreement, "level", level)
+    of_layer = dc.ProcessGrid(comm, n=comm.size).world
+    with agreement.as_in_later_steps():
+        assert agreement.is_order_checked(of_layer) == (level == "all")
+    assert agreement.is_order_checked(of_layer) == (level != "off")
+
+
+@pytest.mark.ranks(2)
+def test_after_an_error_in_a_measurement_operations_are_compared_again(comm) -> None:
+    of_layer = dc.ProcessGrid(comm, n=comm.size).world
+    with pytest.raises(KeyError), agreement.as_in_later_steps():
+        raise KeyError
+    assert agreement.is_order_checked(of_layer)

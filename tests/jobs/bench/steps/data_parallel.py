@@ -12,7 +12,6 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 
 import torch
@@ -22,6 +21,7 @@ from mpi4py import MPI
 from torch.nn.parallel import DistributedDataParallel
 
 import distconv as dc
+from distconv.jobs.timing import time_interleaved, timed_variants
 from distconv.layers.models import resnet50
 from distconv.memory_format import FORMATS, named_format
 
@@ -90,15 +90,7 @@ def main(size: int, rounds: int = 11) -> None:
             for captured in (False, True):
                 what = f"distconv, {scope} statistics, {'captured' if captured else 'eager'}, {name}"
                 steps[what] = _distributed(x, t, order, grid, scope, captured=captured)
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(rounds + WARM):
-        for name, step in steps.items():
-            world.Barrier()
-            started = time.perf_counter()
-            step()
-            world.Barrier()
-            if number >= WARM:
-                times[name].append((time.perf_counter() - started) * 1e3)
+    times = time_interleaved(world, timed_variants(steps), rounds, warm_up=WARM)
     if world.rank == 0:
         fastest = min(
             (name for name in times if name.startswith("DDP")), key=lambda name: statistics.median(times[name])
@@ -109,7 +101,7 @@ def main(size: int, rounds: int = 11) -> None:
             ratios = [a / b for a, b in zip(values, times[fastest], strict=True)]
             figures = (
                 f"{statistics.median(v):.{d}f} ({min(v):.{d}f} to {max(v):.{d}f})"
-                for v, d in ((values, 0), (ratios, 2))
+                for v, d in (([1e3 * value for value in values], 0), (ratios, 2))
             )
             print(f"{name:<54}{next(figures):>26}  {next(figures)}")
     dist.destroy_process_group()
