@@ -32,8 +32,6 @@ from distconv.process import patches
 active: list[_CheckpointedBlock | _Recomputation] = []
 """Blocks that are being computed, for the first time or again; the innermost one last. Empty outside of checkpoints."""
 
-_NOTHING = torch.empty(0)
-
 _keeps_graph: Callable[[], bool] = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 
 
@@ -151,7 +149,7 @@ class _Record:
     def mark(self, save: Callable[[torch.Tensor], Any]) -> None:
         """Save a marker, as all ranks do."""
         if self.world is not None:
-            self.marks.append(_Marker(self.last_saved, save(_NOTHING)))
+            self.marks.append(_Marker(self.last_saved, save(torch.empty(0))))
 
     def agree(self) -> None:
         """Move the markers to the step in which the last rank saved a tensor. Collective: call on every rank."""
@@ -259,7 +257,7 @@ class _Recomputation(checkpoint._recomputation_hook):
         # After the step, not before it: the tensor that is needed last may be saved at the end of the step.
         while self._marks and (everything or reached > self._marks[0].step):
             del self._marks[0]
-            self.pack_hook(_NOTHING)
+            self.pack_hook(torch.empty(0))
 
 
 def _with_versions(save: Callable[..., None]) -> Callable[..., None]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -174,6 +174,7 @@ class SparseJacobian:
 
     def to_torch(self) -> torch.Tensor:
         """Return a torch CSR matrix (N_in, N_out); for several samples (B, N_in, N_out) with repeated indices."""
+        _skip_beta_warning()
         pattern, batch = self.pattern, len(self.values)
         crow, col, values, shape = pattern.crow, pattern.col, self.values[0], pattern.shape
         if batch == 1:
@@ -290,6 +291,9 @@ def match_nonzeros(left: Pattern, right: Pattern) -> Product:
     return Product(pattern, first[order], second[order], None if len(positions) == total else out)
 
 
-with warnings.catch_warnings():  # torch warns once in a process that these are in beta: do it here, unseen
-    warnings.simplefilter("ignore")
-    torch.eye(1).to_sparse_csr()
+@cache
+def _skip_beta_warning() -> None:
+    """Let torch warn now and unseen: it warns once in a process that CSR tensors are in beta."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.eye(1).to_sparse_csr()

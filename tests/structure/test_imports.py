@@ -119,3 +119,23 @@ for folder in {sorted(BELOW)}:
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     for folder, line in zip(sorted(BELOW), ended.stdout.splitlines(), strict=True):
         assert line.startswith(folder) and f"import this package as distconv.{folder}" in line
+
+
+CREATED = """
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Printing(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        print(function)
+        return function(*args, **(kwargs or {}))
+
+with Printing():
+    import distconv, distconv.pipeline, distconv.kernels.jacobian.csr
+"""
+
+
+def test_importing_distconv_creates_no_tensor() -> None:
+    """torch selects the size of memory pages at its first tensor; until then distconv can ask for large ones."""
+    found = subprocess.run([sys.executable, "-c", CREATED], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout == ""
