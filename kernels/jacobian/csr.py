@@ -293,7 +293,7 @@ def match_nonzeros(left: Pattern, right: Pattern) -> Product:
 
 @cache
 def _skip_beta_warning() -> None:
-    """Let torch warn now and unseen: it warns once in a process that CSR tensors are in beta."""
+    """Trigger the warning that CSR tensors are in beta, which torch raises once in a process, and drop it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.eye(1).to_sparse_csr()
