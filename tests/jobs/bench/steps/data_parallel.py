@@ -1,6 +1,6 @@
 """Compare a step of ResNet-50 over samples, eager and captured, with DistributedDataParallel, in both memory formats.
 
-    OMP_NUM_THREADS=1 mpiexec -n 2 python -m mpi4py -m tests.jobs.bench.steps.data_parallel 64
+    OMP_NUM_THREADS=1 mpiexec -n 2 distconv run -m tests.jobs.bench.steps.data_parallel 64
 
 The arguments are the height and width of the 8 samples, and optionally the number of rounds. All variants run
 interleaved: forward, backward, and the sum of the gradients. DistributedDataParallel (DDP) uses gloo, and batch norm
