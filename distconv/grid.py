@@ -7,13 +7,14 @@ collective, and so is whatever makes a communicator or fills a cache for the fir
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from mpi4py import MPI
 
-from distconv.arrangement import AXES, Arrangement
+from distconv.arrangement import AXES, SLOWEST_FIRST, Arrangement
 from distconv.communication import agreement, exclusive
 from distconv.communication.agreement import check_mpi_running, check_same_on_all_ranks
 from distconv.communication.derived import CommunicatorRegistry
@@ -114,7 +115,7 @@ class ProcessGrid(Arrangement):
         self.rank: int = comm.rank
         self._cached: dict[object, Callable[..., Any]] = {}
         self._comms: dict[tuple[str, ...], MPI.Intracomm] = {}
-        self._factored: dict[tuple[int, int], ProcessGrid] = {}
+        self._factored: dict[tuple[int, int, tuple[str, ...]], ProcessGrid] = {}
         self.scatter_count = 0
         """Number of tensors that were scattered over this grid, the same on all ranks: it selects those to compare."""
 
@@ -190,26 +191,34 @@ class ProcessGrid(Arrangement):
         """Grid of the same ranks along the axis ``n`` only. Collective at its first use."""
         return self if self.shape["n"] == self.size else ProcessGrid(self.world, n=self.size)
 
-    def factored(self, first: int, second: int) -> ProcessGrid:
-        """Return a grid of the same ranks in which axis ``c`` is factored into two axes.
+    def factored(self, first: int, second: int, merged: tuple[str, ...] = ()) -> ProcessGrid:
+        """Return a grid of the same ranks for weights: axis ``c`` is factored into two axes, and others are merged.
 
-        Index i along ``c`` of this grid has the coordinates w = i // second and c = i % second in the new grid. All
-        other axes of this grid become ``r``. Collective at its first use; cached.
+        Index i along ``c`` of this grid has the coordinates w = i // second and c = i % second in the new grid. The
+        ranks along ``merged`` are along ``n`` in the new grid. Axes that vary faster become ``d``, all others ``r``.
+        Collective at its first use; cached.
 
         Parameters
         ----------
         first, second : int
             Number of parts along the axes ``w`` and ``c`` of the new grid. Their product is this grid's number of parts
-            along ``c``.
+            along ``c``, or 1.
+        merged : tuple of str
+            Axes without ``c``. No other axis of several parts lies between them in the order of the ranks.
 
         Returns
         -------
         ProcessGrid
         """
-        grid = self._factored.get((first, second))
+        key = (first, second, merged)
+        grid = self._factored.get(key)
         if grid is None:
-            rest = self.size // (first * second)
-            grid = self._factored[first, second] = ProcessGrid(self.world, r=rest, w=first, c=second)
+            parts = math.prod(self.shape[axis] for axis in merged)
+            last = SLOWEST_FIRST.index(merged[-1]) + 1 if merged else len(SLOWEST_FIRST)
+            faster = max(1, math.prod(self.shape[axis] for axis in SLOWEST_FIRST[last:]) // (first * second))
+            slower = self.size // (parts * faster * first * second)
+            grid = ProcessGrid(self.world, r=slower, n=parts, d=faster, w=first, c=second)
+            self._factored[key] = grid
         return grid
 
     # -- lifetime -----------------------------------------------------------------------------------------------------

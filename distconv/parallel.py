@@ -46,6 +46,7 @@ def parallelize(
     broadcast: bool = False,
     comm: MPI.Intracomm | None = None,
     batch_norm: str | None = None,
+    shard_weights: str | bool = False,
 ) -> M:
     """Prepare a model for distributed tensors.
 
@@ -71,6 +72,11 @@ def parallelize(
         (``"global"``); the samples of which this rank has a part (``"spatial"``); or this rank's values (``"local"``).
         The default is the plan's, or ``"global"``. ``nn.SyncBatchNorm`` always is global. See
         ``distconv.batch_norm_scope``.
+    shard_weights : str or bool
+        Axes over which each parameter, its gradient and its optimizer state are sharded, such as ``"n"`` or ``"n,h"``;
+        True stands for all axes that would replicate it. Layers gather their weights before they use them, in forward
+        and in backward, so each pass of a layer is collective, also for plain inputs. Layers that a plan does not name
+        keep full parameters.
 
     Returns
     -------
@@ -108,7 +114,8 @@ def parallelize(
         for name, x in state.items()
     )
     # Compared before the checks below, which raise on the ranks that fail them: the models may differ between ranks.
-    check_same_on_all_ranks(world, "parallelize", f"{type(model).__name__}, batch norm {scope}: {description}")
+    sharded = f", weights sharded over {shard_weights}" * bool(shard_weights)
+    check_same_on_all_ranks(world, "parallelize", f"{type(model).__name__}, batch norm {scope}{sharded}: {description}")
     if scope not in BATCH_NORM_SCOPES:
         raise UnsupportedOperation(f"parallelize: batch_norm={scope!r} must be one of {', '.join(BATCH_NORM_SCOPES)}")
     _check_initialized(model)
@@ -125,7 +132,7 @@ def parallelize(
         else:
             check_same_tensors(world, plain, "parallelize", ", or pass broadcast=True")
     # After the comparison of the full parameters, which would not see differences between blocks of different ranks.
-    shard_parameters(layers)
+    shard_parameters(model, layers, shard_weights)
     _worlds[model] = world
     set_batch_norm_scope(model, scope)
     # A model may be parallelized again, for example with another plan.

@@ -35,6 +35,11 @@ from distconv.memory_format import new_empty
 from distconv.process import call_stack
 from distconv.process.profiling import section
 
+SHARE = "_distconv_share"
+"""Attribute of a gathered weight, of which a rank keeps a block: its ``take(gradient, grid, axes, node)`` may take a
+contribution to the gradient over, for which a reduce-scatter is enough (``distconv.parameters.weight_groups``).
+"""
+
 _Applied = torch.autograd.function._SingleLevelFunction
 
 
@@ -210,10 +215,15 @@ class _WithGradAllreduce(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, grid: ProcessGrid, axes: tuple[str, ...]) -> torch.Tensor:
         ctx.grid, ctx.axes, ctx.leaves = grid, axes, (_leaf_or_none(x),)
         ctx.layer = _describe_layer(ctx)
+        ctx.share = getattr(x, SHARE, None)
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+        # With create_graph=True the sum itself must be recorded.
+        deferrable = ctx.share is not None and not torch.is_grad_enabled()
+        if deferrable and ctx.share.take(grad, ctx.grid, ctx.axes, ctx.next_functions[0][0]):
+            return None, None, None
         # Counted here: in a function called from here, one more frame would refer to the gradient.
         counts = count_references(grad) if _can_defer(ctx, 0) else None
         return _reduce_grad(ctx, 0, grad, counts), None, None
@@ -337,8 +347,8 @@ def both_with_grad_allreduce(
     tuple of Tensor
         Views of ``one`` and ``other``.
     """
-    if one.requires_grad != other.requires_grad:
-        # As results of one node both would require a gradient, and the unneeded one would be computed.
+    # As results of one node both would require a gradient, and an unneeded one would be computed.
+    if one.requires_grad != other.requires_grad or hasattr(one, SHARE) or hasattr(other, SHARE):
         return with_grad_allreduce(one, grid, axes), with_grad_allreduce(other, grid, axes)
     split = grid.split_axes(axes)
     both: Any = apply(_BothWithGradAllreduce, one, other, grid, split) if split else (one, other)

@@ -9,6 +9,7 @@ Source: Dryden et al. 2019, III-D (weights partitioned over channels and filters
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,32 +24,90 @@ from distconv.communication import gradient_reduction
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
 from distconv.parameters.channel_split import AXIS, ChannelSplit, channel_split, groups_divide
+from distconv.parameters.gathered_layers import gather_for_layers, sharded_axes
 from distconv.parameters.state_tensor import gather_state_tensor
+from distconv.parameters.weight_groups import AXIS as SHARDED
+from distconv.parameters.weight_groups import ShardedWeight
 from distconv.tensor import DistTensor, to_distribution
 
 
-def shard_parameters(layers: Mapping[str, tuple[torch.nn.Module, ProcessGrid]]) -> None:
-    """Replace the parameters of layers whose grid splits channels by this rank's blocks.
+def shard_parameters(
+    model: torch.nn.Module, layers: Mapping[str, tuple[torch.nn.Module, ProcessGrid]], sharded: str | bool = False
+) -> None:
+    """Replace the parameters of layers by this rank's blocks: over channels, and over axes that would replicate them.
 
     The parameters stay the same Python objects, so an existing optimizer keeps them. Convolutions whose groups do not
-    divide over the ranks along ``c`` keep replicated weights. Collective at the first use of a split on a grid.
+    divide over the ranks along ``c`` keep weights that are replicated along ``c``. Collective at the first use of a
+    split on a grid.
 
     Parameters
     ----------
+    model : Module
+        The model.
     layers : mapping of str to (Module, ProcessGrid)
-        Layers with their grids, by name. The parameters are identical on all ranks.
+        Its layers with their grids, by name. The parameters are identical on all ranks.
+    sharded : str or bool
+        Further axes over which all parameters are sharded, as :func:`.weight_groups.sharded_axes` takes them.
     """
     # All layouts first: a layer that cannot be split raises before any parameter is changed.
     layouts = {name: _layouts(module, grid) for name, (module, grid) in layers.items()}
-    for name, (module, _) in layers.items():
-        for key, layout in layouts[name].items():
-            parameter = module._parameters.get(key)
+    axes = {name: sharded_axes(grid, sharded) if sharded else () for name, (_, grid) in layers.items()}
+    gathered: list[tuple[torch.nn.Module, str, ShardedWeight]] = []
+    for name, (module, grid) in layers.items():
+        changed = False
+        if sharded:
+            _release_parameters(module)
+        for key, parameter in module._parameters.items():
             # A parameter that two layers share is sharded once.
-            if parameter is not None and not isinstance(parameter, DistTensor):
-                _shard_in_place(parameter, layout, f"{name}.{key}".lstrip("."))
-        if layouts[name]:
+            shared = [weight for _, _, weight in gathered if id(weight.parameter) == id(parameter)]
+            if shared:
+                gathered.append((module, key, shared[0]))
+            if parameter is None or isinstance(parameter, DistTensor):
+                continue
+            used, full_name = layouts[name].get(key), f"{name}.{key}".lstrip(".")
+            stored = _stored_layout(used, grid, axes[name], parameter.shape)
+            if stored is not None:
+                _shard_in_place(parameter, stored[0], full_name)
+                weight = ShardedWeight(full_name, parameter, used, stored[1], grid, axes[name])  # type: ignore[arg-type]
+                gathered.append((module, key, weight))
+            elif used is not None:
+                _shard_in_place(parameter, used, full_name)
+            changed |= stored is not None or used is not None
+        if isinstance(module, torch.nn.RNNBase):
+            module._flat_weight_refs = [None if w is None else weakref.ref(w) for w in module._flat_weights]
+        if changed:
             module.register_state_dict_post_hook(_gather_state_dict)
             _register_optimizer_hook()
+    if gathered:
+        gather_for_layers(model, gathered)
+
+
+def _release_parameters(module: torch.nn.Module) -> None:
+    """Remove references to parameters that would prevent them from becoming DistTensors."""
+    if isinstance(module, torch.nn.RNNBase):
+        module._flat_weight_refs = []
+    for key, value in vars(module).items():
+        # A weight that was computed from parameters, such as that of weight norm: each forward pass computes it anew.
+        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+            vars(module)[key] = value.detach()
+
+
+def _stored_layout(
+    used: Distribution | None, grid: ProcessGrid, axes: tuple[str, ...], shape: torch.Size
+) -> tuple[Distribution, int] | None:
+    """Return the layout in which ranks keep a parameter, and the dimension that is sharded over ``axes``.
+
+    ``used``: the layout over channels in which the layer uses it, or None. None if no dimension is left to be sharded.
+    """
+    split = (None,) * len(shape) if used is None else used.split
+    free = [dim for dim, axis in enumerate(split) if axis is None and shape[dim] > 0]
+    # A vector over ``c`` is not split further, and scalars are not split at all.
+    if not axes or not free or (used is not None and max(shape[dim] for dim in free) == 1):
+        return None
+    dim = max(free, key=lambda dim: shape[dim])
+    first, second = (1, 1) if used is None else (used.grid.shape["w"], used.grid.shape["c"])
+    of_weights = grid.factored(first, second, axes)
+    return Distribution(of_weights, [SHARDED if each == dim else axis for each, axis in enumerate(split)]), dim
 
 
 def _layouts(module: torch.nn.Module, grid: ProcessGrid) -> dict[str, Distribution]:

@@ -12,6 +12,7 @@ STATE = {
     "distconv.capture.captured._failed_replays": "replays that failed: messages may still use their memory",
     "distconv.checkpoint.lock._held": "locks of folders, for the life of the process",
     "distconv.checkpoint.verification._verified": "state of verified checkpoints; as long as their folders exist",
+    "distconv.communication.agreement._compares_first": "False while steps are measured",
     "distconv.communication.gpu.nccl._channels": "weak: NCCL's communicators, for the watchdog",
     "distconv.communication.gradient_reduction._no_sync": "whether no_sync is on",
     "distconv.communication.gradient_reduction._unsynced": "gradients that no_sync keeps; until the next sum",

@@ -33,12 +33,12 @@ class Net(nn.Module):
 class Bench:
     """A model with its optimizer, plain (``grid`` None) or parallelized, and data placed accordingly."""
 
-    def __init__(self, grid):
+    def __init__(self, grid, shard_weights=False):
         torch.manual_seed(3)
         self.grid, self.model = grid, Net().double()
         self.optimizer = self.made(self.model)
         if grid is not None:
-            dc.parallelize(self.model, grid)
+            dc.parallelize(self.model, grid, shard_weights=shard_weights)
 
     def made(self, model):
         return torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
@@ -62,15 +62,24 @@ def sharded_grids(comm):
     return [grid_over(comm, c=size), *([grid_over(comm, c=2, h=size // 2)] if size % 2 == 0 else [])]
 
 
+def weights_over_all_axes(comm):
+    """Grids with the axes over which weights are sharded in addition."""
+    if comm.size == 4:
+        halves = grid_over(comm, n=2, h=2)
+        return [(halves, True), (halves, "n"), (grid_over(comm, c=2, h=2), True)]
+    return [(grid_over(comm, n=comm.size), True), (grid_over(comm, h=comm.size), "n,h")]
+
+
 def as_in_one_process(comm, scenario):
-    """Run ``scenario(bench)``, which returns tensors, plain and on grids that split channels; compare."""
+    """Run ``scenario(bench)``, which returns tensors, plain and on grids with sharded weights; compare."""
     expected = scenario(Bench(None))
-    for grid in [*sharded_grids(comm), grid_over(comm, n=comm.size)]:
-        found = scenario(Bench(grid))
+    over_channels = [(grid, False) for grid in [*sharded_grids(comm), grid_over(comm, n=comm.size)]]
+    for grid, shard_weights in [*over_channels, *weights_over_all_axes(comm)]:
+        found = scenario(Bench(grid, shard_weights))
         assert found.keys() == expected.keys()
         for name, tensor in expected.items():
             assert type(found[name]) in (torch.Tensor, StateTensor), name
-            close(found[name], tensor, f"{name} on {grid}")
+            close(found[name], tensor, f"{name} on {grid}, weights sharded over {shard_weights}")
 
 
 def whole_gradients(model):
