@@ -37,7 +37,8 @@ from distconv.process.profiling import section
 
 SHARE = "_distconv_share"
 """Attribute of a gathered weight, of which a rank keeps a block: its ``take(gradient, grid, axes, node)`` may take a
-contribution to the gradient over, for which a reduce-scatter is enough (``distconv.parameters.weight_groups``).
+contribution to the gradient over, for which a reduce-scatter is enough, and ``name`` is the weight's
+(``distconv.parameters.weight_groups``).
 """
 
 _Applied = torch.autograd.function._SingleLevelFunction
@@ -214,8 +215,8 @@ class _WithGradAllreduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, grid: ProcessGrid, axes: tuple[str, ...]) -> torch.Tensor:
         ctx.grid, ctx.axes, ctx.leaves = grid, axes, (_leaf_or_none(x),)
-        ctx.layer = _describe_layer(ctx)
         ctx.share = getattr(x, SHARE, None)
+        ctx.layer = _describe_layer(ctx) if ctx.share is None else f" of {ctx.share.name!r}"
         return x.view_as(x)
 
     @staticmethod

@@ -36,6 +36,9 @@ from distconv.precision import accumulation_dtype
 from distconv.process.profiling import section
 from distconv.tensor import DistTensor
 
+SENT_ALONE_BYTES = 64 << 10
+"""Size of a weight from which its blocks are messages of their own, without copies into and out of a buffer."""
+
 AXIS = "n"
 """Axis of the weights' own grid along which they are sharded."""
 
@@ -100,6 +103,7 @@ class WeightGroup:
     def __init__(self, weights: Sequence[ShardedWeight], window: GroupWindow) -> None:
         self.weights, self.window = list(weights), window
         self.comm: MPI.Intracomm = weights[0].parameter.grid.comm(AXIS)
+        self._others = [rank for rank in range(self.comm.size) if rank != self.comm.rank]
         self.full: list[torch.Tensor] = []
         """The gathered tensors; empty while they are not in memory."""
         self.following: dict[bool, WeightGroup] = {}
@@ -107,7 +111,8 @@ class WeightGroup:
         self.gradients: dict[tuple[str, ...], dict[int, torch.Tensor]] = {}
         """This rank's contributions by number of the weight, for each set of further axes over which they are added."""
         self._exchange: Exchange | None = None
-        self._received: list[torch.Tensor] = []
+        self._finish: Callable[[], list[torch.Tensor]] | None = None
+        """Returns the gathered tensors after the exchange."""
         self._versions: list[int] = []
         """Counts of the in-place changes of the blocks when they were gathered; empty if they were not."""
 
@@ -135,27 +140,38 @@ class WeightGroup:
         self._versions = [w.local._version for w in self.weights]
         # Not inference tensors, which a later training step could not use.
         with torch.inference_mode(False), torch.no_grad(), section("gather"):
-            own = torch.cat([w.local.reshape(-1) for w in self.weights])
-            sizes = [sum(self._numels(rank)) for rank in range(self.comm.size)]
-            self._received = [own if rank == self.comm.rank else own.new_empty(n) for rank, n in enumerate(sizes)]
-        others = [rank for rank in range(self.comm.size) if rank != self.comm.rank]
-        sends = [(rank, own) for rank in others if own.numel()]
-        receives = [(rank, self._received[rank]) for rank in others if sizes[rank]]
+            full = [new_empty(w.local, w.full_shape) for w in self.weights]
+            blocks = [
+                [w.part(tensor, rank) for w, tensor in zip(self.weights, full, strict=True)] for rank in self._others
+            ]
+            own = _pack_blocks([w.local for w in self.weights], full)
+            received = [_Received(each, full) for each in blocks]
+        sends = [(rank, message) for rank in self._others for message in own if message.numel()]
+        receives = [
+            (rank, message)
+            for rank, each in zip(self._others, received, strict=True)
+            for message in each.messages
+            if message.numel()
+        ]
+
+        def finish() -> list[torch.Tensor]:
+            for weight, tensor in zip(self.weights, full, strict=True):
+                weight.part(tensor, self.comm.rank).copy_(weight.local)
+            for each in received:
+                each.unpack()
+            return full
+
+        self._finish = finish
         self._exchange = Exchange(self.comm, sends, receives, f"gathering {self.what}")
 
     def finish_gather(self) -> None:
         """Wait for the weights."""
-        if self._exchange is None:
+        if self._exchange is None or self._finish is None:
             return
         self._exchange.wait()
-        self._exchange = None
         with torch.inference_mode(False), torch.no_grad(), section("gather"):
-            self.full = [new_empty(w.local, w.full_shape) for w in self.weights]
-            for rank, values in enumerate(self._received):
-                for weight, full, flat in zip(self.weights, self.full, values.split(self._numels(rank)), strict=True):
-                    part = weight.part(full, rank)
-                    part.copy_(flat.view(part.shape))
-        self._received = []
+            self.full = self._finish()
+        self._exchange = self._finish = None
         for index, full in enumerate(self.full):
             self.window.memory[full.untyped_storage().data_ptr()] = (self, index)
 
@@ -163,19 +179,10 @@ class WeightGroup:
         """Free the gathered tensors; those that autograd works with are freed later."""
         if self._exchange is not None:  # gathered ahead, but not needed
             self._exchange.wait()
-            self._exchange = None
+            self._exchange = self._finish = None
         for full in self.full:
             self.window.memory.pop(full.untyped_storage().data_ptr(), None)
-        self.full, self._received, self._versions = [], [], []
-
-    def _numels(self, rank: int) -> list[int]:
-        """Return the number of elements of each weight that a rank of the communicator has."""
-        counts = []
-        for w in self.weights:
-            extent = w.parameter.shape[w.dim]
-            own = len(block_range(extent, self.comm.size, rank))
-            counts.append(torch.Size(w.full_shape).numel() // max(extent, 1) * own)
-        return counts
+        self.full, self._versions = [], []
 
     # -- use ----------------------------------------------------------------------------------------------------------
 
@@ -222,40 +229,98 @@ class WeightGroup:
         numbers = sorted(grads)
         what = f"sum of the gradients of {', '.join(self.weights[number].name for number in numbers)}"
         agreement.check_order(self.comm, what)
+        weights, full = [self.weights[number] for number in numbers], [grads[number] for number in numbers]
         with section("pack"):
-            wide = accumulation_dtype(self.weights[0].local.dtype)
-            flat = [
-                torch.cat([self.weights[n].part(grads[n], rank).reshape(-1) for n in numbers]).to(wide)
-                for rank in range(self.comm.size)
+            wide = accumulation_dtype(weights[0].local.dtype)
+            parts = [
+                [w.part(grad, rank) for w, grad in zip(weights, full, strict=True)] for rank in range(self.comm.size)
             ]
-        own = flat[self.comm.rank]
-        others = [rank for rank in range(self.comm.size) if rank != self.comm.rank]
-        received = {rank: torch.empty_like(own) for rank in others if own.numel()}
-        sends = [(rank, flat[rank]) for rank in others if flat[rank].numel()]
-        exchange = Exchange(self.comm, sends, list(received.items()), what)
+            sent = {rank: [message.to(wide) for message in _pack_blocks(parts[rank], full)] for rank in self._others}
+            own = [part.to(wide) for part in parts[self.comm.rank]]
+            arriving = {rank: [torch.empty_like(part) for part in own] for rank in self._others}
+            received = {rank: _Received(tensors, full) for rank, tensors in arriving.items()}
+        sends = [(rank, message) for rank in self._others for message in sent[rank] if message.numel()]
+        receives = [(rank, message) for rank in self._others for message in received[rank].messages if message.numel()]
+        exchange = Exchange(self.comm, sends, receives, what)
 
         def finish() -> None:
             exchange.wait()
+            for each in received.values():
+                each.unpack()
             # By rank: the same order on every rank and in every run, so the same roundoff error.
-            parts = [received.get(rank, own) for rank in range(self.comm.size)] if own.numel() else [own]
-            total = parts[0].clone()
-            for part in parts[1:]:
-                total += part
+            by_rank = [arriving.get(rank, own) for rank in range(self.comm.size)]
+            totals = [_sum(tensors) for tensors in zip(*by_rank, strict=True)]
             if axes:
-                total = Reduction(self.weights[0].grid.comm(axes), total, what).wait()
-            self._add(numbers, total)
+                comm = self.weights[0].grid.comm(axes)
+                for reduction in [Reduction(comm, total, what) for total in totals if total.numel()]:
+                    reduction.wait()
+            for weight, total in zip(weights, totals, strict=True):
+                _add_to_grad(weight.local, total)
 
         return finish
 
-    def _add(self, numbers: Sequence[int], total: torch.Tensor) -> None:
-        """Add the sums to ``.grad`` of the blocks."""
-        blocks = [self.weights[number].local for number in numbers]
-        with torch.no_grad():
-            for block, values in zip(blocks, total.split([block.numel() for block in blocks]), strict=True):
-                if block.grad is None:
-                    block.grad = torch.empty_like(block).copy_(values.view(block.shape))
-                else:
-                    block.grad += values.view(block.shape).to(block.dtype)
+
+def _pack_blocks(tensors: Sequence[torch.Tensor], full: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the messages of blocks of weights: the small ones in one, and each large one.
+
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+        Blocks.
+    full : sequence of Tensor
+        The full tensors, whose sizes decide.
+
+    Returns
+    -------
+    list of Tensor
+        Contiguous. Large contiguous blocks are not copied.
+    """
+    small = [each.reshape(-1) for each, whole in zip(tensors, full, strict=True) if not _is_sent_alone(whole)]
+    large = [each.contiguous() for each, whole in zip(tensors, full, strict=True) if _is_sent_alone(whole)]
+    return [*([torch.cat(small)] if small else []), *large]
+
+
+def _is_sent_alone(full: torch.Tensor) -> bool:
+    return full.numel() * full.element_size() >= SENT_ALONE_BYTES
+
+
+class _Received:
+    """Memory for the messages of :func:`pack`: the blocks themselves, or buffers for those that are not contiguous."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], full: Sequence[torch.Tensor]) -> None:
+        pairs = list(zip(tensors, full, strict=True))
+        self._small = [tensor for tensor, whole in pairs if not _is_sent_alone(whole)]
+        self._large = [tensor for tensor, whole in pairs if _is_sent_alone(whole)]
+        flat = [tensors[0].new_empty(sum(each.numel() for each in self._small))] if self._small else []
+        self.messages = flat + [each if each.is_contiguous() else each.new_empty(each.shape) for each in self._large]
+
+    def unpack(self) -> None:
+        """Copy what arrived in buffers to the blocks."""
+        large = self.messages[1:] if self._small else self.messages
+        if self._small:
+            sizes = [tensor.numel() for tensor in self._small]
+            for tensor, values in zip(self._small, self.messages[0].split(sizes), strict=True):
+                tensor.copy_(values.view(tensor.shape))
+        for tensor, message in zip(self._large, large, strict=True):
+            if tensor is not message:
+                tensor.copy_(message)
+
+
+def _sum(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of some tensors, in their order; at least two."""
+    total = tensors[0] + tensors[1]
+    for each in tensors[2:]:
+        total += each
+    return total
+
+
+def _add_to_grad(block: torch.Tensor, total: torch.Tensor) -> None:
+    """Add a sum, which nothing else uses, to ``.grad`` of a block."""
+    with torch.no_grad():
+        if block.grad is None:
+            block.grad = total.to(block.dtype)
+        else:
+            block.grad += total.to(block.dtype)
 
 
 class _Gathered(torch.autograd.Function):
@@ -284,6 +349,11 @@ class _GradientShare:
 
     def __init__(self, group: WeightGroup, index: int) -> None:
         self._group, self._index = group, index
+
+    @property
+    def name(self) -> str:
+        """Name of the weight."""
+        return self._group.weights[self._index].name
 
     def take(self, gradient: torch.Tensor, grid: ProcessGrid, axes: tuple[str, ...], node: Node) -> bool:
         """Add a contribution that is to be summed over ``axes``, or return False if it must be summed at once.
