@@ -140,6 +140,8 @@ class Exchange:
         If MPI is not running, or ``comm`` was freed.
     """
 
+    _receive_requests = 0
+    """Number of requests of receives, the first ones of ``_requests``."""
     _staging: Staging | None = None
     _launch: nccl.Launch | None = None
 
@@ -188,6 +190,7 @@ class Exchange:
         with section("post"):
             for peer, _, buffer in self._receives:
                 self._requests += [self._comm.Irecv([part, MPI.BYTE], peer) for part in mpi_buffers(buffer)]
+        self._receive_requests = len(self._requests)
 
     def post(self) -> None:
         """Pass the messages to MPI, after those of all exchanges that were made earlier.
@@ -240,6 +243,26 @@ class Exchange:
             self._staging.close()
         # Only now: until the requests are complete MPI reads this memory.
         self._sends.clear()
+
+    def wait_received(self) -> bool:
+        """Block until every message has been received.
+
+        A rank that is ahead then does not wait until its peers have received.
+
+        Returns
+        -------
+        bool
+            True if the exchange is complete. Otherwise call ``wait()`` before the tensors to send are changed.
+        """
+        if recording.active is not None or self._channel is not None or self._staging is not None:
+            self.wait()  # recorded and GPU waits are for the whole exchange
+            return True
+        self.post()
+        with watchdog.waiting(self._describe):
+            MPI.Request.Waitall(self._requests[: self._receive_requests])
+        del self._requests[: self._receive_requests]
+        self._receive_requests = 0
+        return not self._requests
 
     @property
     def received_buffers(self) -> list[torch.Tensor]:

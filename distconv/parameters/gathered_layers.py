@@ -94,19 +94,26 @@ def gather_for_layers(model: torch.nn.Module, weights: Sequence[tuple[torch.nn.M
         layer.register_forward_pre_hook(hook.before, prepend=True)
         layer.register_forward_hook(hook.prepare_backward)
         layer.register_forward_hook(hook.restore, always_call=True)
-    model.register_forward_pre_hook(_Beginning(window), prepend=True)
+    hooks = _ModelHooks(window)
+    model.register_forward_pre_hook(hooks.begin, prepend=True)
+    model.register_forward_hook(hooks.end)
 
 
-class _Beginning:
-    """Pre-hook of a model."""
+class _ModelHooks:
+    """Hooks of a model, which tell its window where a forward pass begins and ends."""
 
     def __init__(self, window: GroupWindow) -> None:
         self._window = window
 
-    def __call__(self, model: torch.nn.Module, args: Any) -> None:
-        # Not while a checkpointed part is recomputed.
+    # A checkpointed model is recomputed within a backward pass.
+
+    def begin(self, model: torch.nn.Module, args: Any) -> None:
         if torch._C._current_graph_task_id() == -1:
             self._window.begin_forward()
+
+    def end(self, model: torch.nn.Module, args: Any, output: Any) -> None:
+        if torch._C._current_graph_task_id() == -1:
+            self._window.end_forward()
 
 
 def _form_groups(

@@ -39,6 +39,9 @@ from distconv.tensor import DistTensor
 SENT_ALONE_BYTES = 64 << 10
 """Size of a weight from which its blocks are messages of their own, without copies into and out of a buffer."""
 
+_SENDING = 4
+"""Number of exchanges that peers may not have received: more would keep more memory."""
+
 AXIS = "n"
 """Axis of the weights' own grid along which they are sharded."""
 
@@ -168,7 +171,7 @@ class WeightGroup:
         """Wait for the weights."""
         if self._exchange is None or self._finish is None:
             return
-        self._exchange.wait()
+        self.window.wait_received(self._exchange)
         with torch.inference_mode(False), torch.no_grad(), section("gather"):
             self.full = self._finish()
         self._exchange = self._finish = None
@@ -244,7 +247,7 @@ class WeightGroup:
         exchange = Exchange(self.comm, sends, receives, what)
 
         def finish() -> None:
-            exchange.wait()
+            self.window.wait_received(exchange)
             for each in received.values():
                 each.unpack()
             # By rank: the same order on every rank and in every run, so the same roundoff error.
@@ -390,6 +393,10 @@ class GroupWindow:
         """True if the last group was needed in backward. Otherwise it was in forward."""
         self._ahead: WeightGroup | None = None
         self._reducing: list[Callable[[], None]] = []
+        self._is_running = False
+        """True during a forward pass of the model, or a backward pass."""
+        self._sending: list[Exchange] = []
+        """Exchanges whose messages may not have been received yet. The weights do not change during a pass."""
         self._task = -1
         """Number of autograd's graph task whose end completes the gradients."""
         self._pending: dict[WeightGroup, None] = {}
@@ -401,10 +408,31 @@ class GroupWindow:
     def begin_forward(self) -> None:
         """Begin a forward pass of the model: its first group does not follow the last one of another pass."""
         self._drop_all()
+        self.complete_sends()
+        self._is_running = True
         # What a failed backward pass has left is not part of the next one.
         for group in self._pending:
             group.gradients = {}
         self._pending, self._reducing = {}, []
+
+    def end_forward(self) -> None:
+        """End a forward pass of the model, after which its weights may change."""
+        self._is_running = False
+        self.complete_sends()
+
+    def wait_received(self, exchange: Exchange) -> None:
+        """Wait for the messages of an exchange, and during a pass not until the peers have received theirs."""
+        if not self._is_running:
+            exchange.wait()
+        elif not exchange.wait_received():
+            self._sending.append(exchange)
+            if len(self._sending) > _SENDING:
+                self._sending.pop(0).wait()
+
+    def complete_sends(self) -> None:
+        """Wait until the peers have received all messages."""
+        while self._sending:
+            self._sending.pop(0).wait()
 
     def _drop_all(self) -> None:
         for group in (self._current, self._ahead):
@@ -445,7 +473,7 @@ class GroupWindow:
         """Complete the gradients at the end of the running backward pass."""
         task = torch._C._current_graph_task_id()
         if task != self._task:  # also in a pass within a pass, as in checkpointing
-            self._task = task
+            self._task, self._is_running = task, True
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
     def _start_reduce(self, group: WeightGroup) -> None:
@@ -461,4 +489,5 @@ class GroupWindow:
         while self._reducing:
             self._reducing.pop(0)()
         self._drop_all()
-        self._task = -1
+        self._task, self._is_running = -1, False
+        self.complete_sends()

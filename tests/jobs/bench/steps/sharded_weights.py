@@ -16,7 +16,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 
 import torch
@@ -25,6 +24,7 @@ from mpi4py import MPI
 from torch import nn
 
 import distconv as dc
+from distconv.jobs.timing import time_interleaved, timed_variants
 from distconv.jobs.training.report import peak_memory_bytes
 from distconv.layers.models import resnet50, unet3d
 from distconv.layers.models.resnet import Bottleneck
@@ -32,11 +32,11 @@ from distconv.process.launchers import environment_without_launcher
 from distconv.tensor import DistTensor
 
 VARIANTS = ("whole", "sharded", "FSDP2")
-STEPS, TURNS = 7, 2
+WARM_UP, STEPS, TURNS = 4, 7, 2
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "resnet50": (resnet50, (4, 3, 64, 64)),
-    "unet3d": (lambda: unet3d(42), (4, 1, 16, 16, 16)),
+    "resnet50": (resnet50, (8, 3, 128, 128)),
+    "unet3d": (lambda: unet3d(72), (4, 1, 16, 16, 16)),
 }
 """Networks, and the shapes of their mini-batches."""
 
@@ -79,22 +79,20 @@ def measure(name: str, variant: str, file: str) -> None:
         model = dc.parallelize(model, grid, shard_weights=variant == "sharded", batch_norm="local")
         x = dc.scatter(full, grid)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    times = []
-    for _ in range(STEPS):
-        world.Barrier()
-        started = time.perf_counter()
+
+    def step() -> None:
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
-        world.Barrier()
-        times.append(time.perf_counter() - started)
+
+    times = time_interleaved(world, timed_variants({variant: step}), STEPS, warm_up=WARM_UP)[variant]
     parameters = list(model.parameters())
     states = [value for state in optimizer.state.values() for value in state.values()]
     held = (_nbytes(parameters), _nbytes([parameter.grad for parameter in parameters]), _nbytes(states))
     row = [*(max(column) for column in zip(*world.allgather(held), strict=True))]
     row.append(max(world.allgather(peak_memory_bytes())))
     if world.rank == 0:
-        print(json.dumps([*row, statistics.median(times[2:])]), flush=True)
+        print(json.dumps([*row, statistics.median(times)]), flush=True)
     dist.destroy_process_group()
 
 
