@@ -245,3 +245,59 @@ def test_a_layer_that_is_parallelized_twice_gathers_once(comm) -> None:
     dc.parallelize(model, grid_over(comm, n=comm.size), shard_weights=True)
     hooks = [hook for hook in model._forward_pre_hooks.values() if isinstance(getattr(hook, "__self__", 0), LayerHook)]
     assert len(hooks) == 1
+
+
+OPTIMIZERS = {
+    "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+    "Adam": {"amsgrad": True},
+    "AdamW": {},
+    "RMSprop": {"momentum": 0.9},
+    "Adagrad": {},
+    "Adafactor": {},  # uses the mean over rows and columns of a weight
+    "LBFGS": {"max_iter": 3},  # uses all weights together
+}
+
+
+def small():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+
+
+def optimized(name, model, x):
+    optimizer = getattr(torch.optim, name)(model.parameters(), **OPTIMIZERS[name])
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    return model.state_dict(), optimizer
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_give_the_weights_of_one_process(comm, name: str) -> None:
+    expected, _ = optimized(name, small(), normal(5, 6))
+    found, _ = optimized(name, *sharded(comm, small()))
+    for key, value in expected.items():
+        close(found[key], value, key)
+
+
+def test_checkpoints_of_sharded_weights_resume_with_full_ones_and_back(comm, tmp_path) -> None:
+    folder = comm.bcast(tmp_path)
+    grid, x = grid_over(comm, n=comm.size), dc.scatter(normal(5, 6), grid_over(comm, n=comm.size))
+    model = dc.parallelize(small(), grid, shard_weights=True)
+    state, optimizer = optimized("Adam", model, x)
+    dc.save_checkpoint(folder, 3, model, optimizer, comm=comm)
+    for shard in (False, True):
+        other = dc.parallelize(nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3)).double(), grid,
+                               broadcast=True, shard_weights=shard)  # fmt: skip
+        resumed = torch.optim.Adam(other.parameters(), amsgrad=True)
+        dc.load_checkpoint(folder, other, resumed, comm=comm)
+        for key, value in state.items():
+            assert torch.equal(other.state_dict()[key], value), (shard, key)
+        saved, loaded = optimizer.state_dict()["state"], resumed.state_dict()["state"]
+        assert saved.keys() == loaded.keys()
+        assert torch.equal(saved[0]["exp_avg"], loaded[0]["exp_avg"])
