@@ -288,7 +288,7 @@ def _is_sent_alone(full: torch.Tensor) -> bool:
 
 
 class _Received:
-    """Memory for the messages of :func:`_pack_blocks`: the blocks themselves, or buffers for those that are not contiguous."""
+    """Memory for messages of :func:`_pack_blocks`: blocks themselves, or buffers for those that are not contiguous."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], full: Sequence[torch.Tensor]) -> None:
         pairs = list(zip(tensors, full, strict=True))
