@@ -20,6 +20,11 @@ from tests.layers.compare import close
 pytestmark = [pytest.mark.ranks(2, 3, 4), pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")]
 
 
+@pytest.fixture(autouse=True)
+def _same_seed_on_all_ranks() -> None:
+    torch.manual_seed(0)
+
+
 class Tied(nn.Module):
     """A language model whose last layer has the weights of the embedding, as a parameter or as an argument."""
 
