@@ -36,9 +36,9 @@ from distconv.process import call_stack
 from distconv.process.profiling import section
 
 SHARE = "_distconv_share"
-"""Attribute of a gathered weight, of which a rank keeps a block: its ``take(gradient, grid, axes, node)`` may take a
-contribution to the gradient over, for which a reduce-scatter is enough, and ``name`` is the weight's
-(``distconv.parameters.weight_groups``).
+"""Attribute of a gathered weight: the object that reduce-scatters its gradient (``distconv.parameters.weight_groups``).
+
+Its ``take(gradient, grid, axes, node)`` returns False if it does not take a contribution; ``name`` is the weight's.
 """
 
 _Applied = torch.autograd.function._SingleLevelFunction

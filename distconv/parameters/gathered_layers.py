@@ -20,7 +20,7 @@ from distconv.arrangement import SLOWEST_FIRST
 from distconv.errors import UnsupportedOperation
 from distconv.grid import ProcessGrid
 from distconv.parameters.channel_split import AXIS as CHANNELS
-from distconv.parameters.weight_groups import GroupWindow, ShardedWeight, WeightGroup
+from distconv.parameters.weight_groups import GatheredGroups, ShardedWeight, WeightGroup
 from distconv.tensor import DistTensor
 
 GROUP_BYTES = 1 << 20
@@ -77,9 +77,9 @@ def gather_for_layers(model: torch.nn.Module, weights: Sequence[tuple[torch.nn.M
     weights : sequence of (Module, str, ShardedWeight)
         Owner and attribute of each weight, in the order of the layers.
     """
-    window = GroupWindow()
+    gathered = GatheredGroups()
     places: dict[ShardedWeight, tuple[WeightGroup, int]] = {}
-    for group in _form_groups(weights, window):
+    for group in _form_groups(weights, gathered):
         places |= {weight: (group, index) for index, weight in enumerate(group.weights)}
     of_layers: dict[torch.nn.Module, list[tuple[torch.nn.Module, str, WeightGroup, int]]] = {}
     for owner, name, weight in weights:
@@ -89,35 +89,34 @@ def gather_for_layers(model: torch.nn.Module, weights: Sequence[tuple[torch.nn.M
         if isinstance(layer, torch.nn.MultiheadAttention) and layer.out_proj in of_layers:
             of_layers.setdefault(layer, []).extend(of_layers[layer.out_proj])
     for layer, entries in of_layers.items():
-        hook = LayerHook(entries)
+        hook = _LayerHooks(entries)
         # First of all: other hooks may compute a weight from the parameters, such as that of weight norm.
         layer.register_forward_pre_hook(hook.before, prepend=True)
         layer.register_forward_hook(hook.prepare_backward)
         layer.register_forward_hook(hook.restore, always_call=True)
-    hooks = _ModelHooks(window)
+    hooks = _ModelHooks(gathered)
     model.register_forward_pre_hook(hooks.begin, prepend=True)
-    model.register_forward_hook(hooks.end)
+    # After an error, too: the weights may change from then on.
+    model.register_forward_hook(hooks.end, always_call=True)
 
 
 class _ModelHooks:
-    """Hooks of a model, which tell its window where a forward pass begins and ends."""
+    """Hooks of a model, where a forward pass begins and ends; not where backward recomputes a checkpointed one."""
 
-    def __init__(self, window: GroupWindow) -> None:
-        self._window = window
-
-    # A checkpointed model is recomputed within a backward pass.
+    def __init__(self, gathered: GatheredGroups) -> None:
+        self._gathered = gathered
 
     def begin(self, model: torch.nn.Module, args: Any) -> None:
         if torch._C._current_graph_task_id() == -1:
-            self._window.begin_forward()
+            self._gathered.begin_forward()
 
     def end(self, model: torch.nn.Module, args: Any, output: Any) -> None:
         if torch._C._current_graph_task_id() == -1:
-            self._window.end_forward()
+            self._gathered.end_forward()
 
 
 def _form_groups(
-    weights: Sequence[tuple[torch.nn.Module, str, ShardedWeight]], window: GroupWindow
+    weights: Sequence[tuple[torch.nn.Module, str, ShardedWeight]], gathered: GatheredGroups
 ) -> list[WeightGroup]:
     """Return the groups: the weights of a layer are in one group, unless their kinds differ."""
     groups: list[list[ShardedWeight]] = []
@@ -136,7 +135,7 @@ def _form_groups(
         grouped.add(weight)
         last_kind, last_owner = kind, owner
         last_size += math.prod(weight.full_shape) * local.element_size()
-    return [WeightGroup(group, window) for group in groups]
+    return [WeightGroup(group, gathered) for group in groups]
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ class _SavedTensor:
     value: Any
     version: int
     unpack: Callable[[Any], torch.Tensor] | None
-    """Of hooks of the caller; None if there are none."""
+    """The caller's unpack hook, or None."""
 
 
 class _Replaced(NamedTuple):
@@ -182,13 +181,10 @@ class _RunningForward:
     """The context in which tensors are saved; None under ``no_grad``."""
 
 
-class LayerHook:
-    """Hooks of a layer: it sees gathered weights during its forward pass.
+class _LayerHooks:
+    """Hooks of a layer, which sees gathered weights during its forward pass.
 
-    Parameters
-    ----------
-    weights : sequence of (Module, str, WeightGroup, int)
-        Owner, attribute, group, and number in the group of each weight that the layer uses.
+    ``weights``: owner, attribute, group, and number in the group of each weight that the layer uses.
     """
 
     def __init__(self, weights: Sequence[tuple[torch.nn.Module, str, WeightGroup, int]]) -> None:
@@ -197,22 +193,14 @@ class LayerHook:
         """The running calls, of which a layer that calls itself has several."""
 
     def before(self, module: torch.nn.Module, args: Any) -> None:
-        """Replace the sharded weights by gathered ones: pre-hook of ``forward``. Collective: call on every rank.
-
-        Parameters
-        ----------
-        module : Module
-            The layer.
-        args : tuple
-            Arguments of its forward pass.
-        """
+        """Replace the sharded weights by gathered ones: pre-hook of ``forward``. Collective: call on every rank."""
         call = _RunningForward()
         self._calls.append(call)
         for owner, name, group, index in self.weights:
             parameter = group.weights[index].parameter
             # Other tensors may be in place of the parameters, as in torch.func.functional_call.
             if id(owner._parameters.get(name)) == id(parameter):
-                group.window.acquire(group)
+                group.gathered.acquire(group)
                 tensor = group.tensor(index)
                 gathered = tensor.local if isinstance(tensor, DistTensor) else tensor
                 _set(owner, name, tensor)
@@ -220,26 +208,11 @@ class LayerHook:
         if torch.is_grad_enabled():
             # The hooks of this layer are in place of those of the caller, to which they pass the other tensors.
             outer = torch._C._autograd._top_saved_tensors_default_hooks(False)
-            call.context = saved_tensors_hooks(partial(_pack, self.weights[0][2].window, outer), _unpack)
+            call.context = saved_tensors_hooks(partial(_pack, self.weights[0][2].gathered, outer), _unpack)
             call.context.__enter__()
 
     def prepare_backward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        """Check the weights, and register hooks that gather them in backward: hook of ``forward``.
-
-        Parameters
-        ----------
-        module : Module
-            The layer.
-        args : tuple
-            Arguments of its forward pass.
-        output : object
-            Its result.
-
-        Raises
-        ------
-        UnsupportedOperation
-            If the layer has changed a gathered weight, which would not change the parameter.
-        """
+        """Check the weights, and register hooks that gather them in backward: hook of ``forward``."""
         for each in self._calls[-1].replaced:
             if each.gathered._version != each.version:
                 raise UnsupportedOperation(
@@ -254,17 +227,7 @@ class LayerHook:
                 local.register_hook(self._before_backward)
 
     def restore(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        """Restore the parameters: hook of ``forward``, which torch calls after an error, too.
-
-        Parameters
-        ----------
-        module : Module
-            The layer.
-        args : tuple
-            Arguments of its forward pass.
-        output : object
-            Its result; None after an error.
-        """
+        """Restore the parameters: hook of ``forward``, which torch calls after an error, too."""
         call = self._calls.pop()
         if call.context is not None:
             call.context.__exit__(None, None, None)
@@ -273,17 +236,17 @@ class LayerHook:
 
     def _before_backward(self, gradient: torch.Tensor) -> None:
         for group in dict.fromkeys(group for _, _, group, _ in self.weights):
-            group.window.acquire(group)
+            group.gathered.acquire(group)
 
 
 SavingHooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
 
 
-def _pack(window: GroupWindow, outer: SavingHooks | None, tensor: torch.Tensor) -> _SavedWeight | _SavedTensor:
+def _pack(gathered: GatheredGroups, outer: SavingHooks | None, tensor: torch.Tensor) -> _SavedWeight | _SavedTensor:
     """Return what autograd saves for a tensor; ``outer``: the hooks of the caller."""
     address = tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
-    if address in window.memory:
-        group, index = window.memory[address]
+    if address in gathered.memory:
+        group, index = gathered.memory[address]
         version = group.weights[index].local._version
         return _SavedWeight(group, index, tensor.size(), tensor.stride(), int(tensor.storage_offset()), version)
     if outer is not None:
@@ -297,7 +260,7 @@ def _unpack(saved: _SavedWeight | _SavedTensor) -> torch.Tensor:
         group, weight = saved.group, saved.group.weights[saved.index]
         _check_version(weight.local, saved.version, f"weight {weight.name!r}")
         if not group.full:
-            group.window.acquire(group)
+            group.gathered.acquire(group)
         return group.full[saved.index].as_strided(saved.size, saved.stride, saved.offset)
     if saved.unpack is not None:
         return saved.unpack(saved.value)
@@ -316,7 +279,7 @@ def _check_version(tensor: torch.Tensor, expected: int, what: str) -> None:
 
 
 def _set(owner: torch.nn.Module, name: str, value: torch.Tensor) -> None:
-    """Replace a parameter, by any tensor."""
+    """Put any tensor in place of a parameter."""
     if isinstance(owner, torch.nn.RNNBase):  # it has a list of its parameters
         position = owner._flat_weights_names.index(name)
         owner._flat_weights[position] = value

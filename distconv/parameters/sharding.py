@@ -87,7 +87,7 @@ def _release_parameters(module: torch.nn.Module) -> None:
     if isinstance(module, torch.nn.RNNBase):
         module._flat_weight_refs = []
     for key, value in vars(module).items():
-        # A weight that was computed from parameters, such as that of weight norm: each forward pass computes it anew.
+        # A weight that each forward pass computes from parameters, as weight norm does.
         if isinstance(value, torch.Tensor) and value.grad_fn is not None:
             vars(module)[key] = value.detach()
 

@@ -99,12 +99,12 @@ class WeightGroup:
     ----------
     weights : sequence of ShardedWeight
         Of one dtype, device and grid.
-    window : GroupWindow
-        The window of the model.
+    gathered : GatheredGroups
+        The groups of the model that are in memory.
     """
 
-    def __init__(self, weights: Sequence[ShardedWeight], window: GroupWindow) -> None:
-        self.weights, self.window = list(weights), window
+    def __init__(self, weights: Sequence[ShardedWeight], gathered: GatheredGroups) -> None:
+        self.weights, self.gathered = list(weights), gathered
         self.comm: MPI.Intracomm = weights[0].parameter.grid.comm(AXIS)
         self._others = [rank for rank in range(self.comm.size) if rank != self.comm.rank]
         self.full: list[torch.Tensor] = []
@@ -122,7 +122,7 @@ class WeightGroup:
     def __deepcopy__(self, memo: dict[int, Any]) -> WeightGroup:
         # The copy of a model has its own parameters on the same grids.
         weights = [replace(w, parameter=copy.deepcopy(w.parameter, memo)) for w in self.weights]
-        return WeightGroup(weights, copy.deepcopy(self.window, memo))
+        return WeightGroup(weights, copy.deepcopy(self.gathered, memo))
 
     @property
     def what(self) -> str:
@@ -171,12 +171,12 @@ class WeightGroup:
         """Wait for the weights."""
         if self._exchange is None or self._finish is None:
             return
-        self.window.wait_received(self._exchange)
+        self.gathered.wait_received(self._exchange)
         with torch.inference_mode(False), torch.no_grad(), section("gather"):
             self.full = self._finish()
         self._exchange = self._finish = None
         for index, full in enumerate(self.full):
-            self.window.memory[full.untyped_storage().data_ptr()] = (self, index)
+            self.gathered.memory[full.untyped_storage().data_ptr()] = (self, index)
 
     def drop(self) -> None:
         """Free the gathered tensors; those that autograd works with are freed later."""
@@ -184,7 +184,7 @@ class WeightGroup:
             self._exchange.wait()
             self._exchange = self._finish = None
         for full in self.full:
-            self.window.memory.pop(full.untyped_storage().data_ptr(), None)
+            self.gathered.memory.pop(full.untyped_storage().data_ptr(), None)
         self.full, self._versions = [], []
 
     # -- use ----------------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ class WeightGroup:
         before = gradients.get(index)
         # Not in place: autograd may use the memory of the first one elsewhere.
         gradients[index] = gradient if before is None else before + gradient
-        self.window.add_pending(self)
+        self.gathered.add_pending(self)
 
     def start_reduce(self) -> Callable[[], None]:
         """Start to sum the contributions; the result adds the sums to the gradients. Collective."""
@@ -247,7 +247,7 @@ class WeightGroup:
         exchange = Exchange(self.comm, sends, receives, what)
 
         def finish() -> None:
-            self.window.wait_received(exchange)
+            self.gathered.wait_received(exchange)
             for each in received.values():
                 each.unpack()
             # By rank: the same order on every rank and in every run, so the same roundoff error.
@@ -382,7 +382,7 @@ class _GradientShare:
 # -- the groups of a model that are in memory -------------------------------------------------------------------------
 
 
-class GroupWindow:
+class GatheredGroups:
     """The groups of a model that are gathered: the one in use, and the one that is gathered ahead."""
 
     def __init__(self) -> None:
@@ -402,8 +402,8 @@ class GroupWindow:
         self._pending: dict[WeightGroup, None] = {}
         """Groups that have contributions, in the order of their first one."""
 
-    def __deepcopy__(self, memo: object) -> GroupWindow:
-        return GroupWindow()
+    def __deepcopy__(self, memo: object) -> GatheredGroups:
+        return GatheredGroups()
 
     def begin_forward(self) -> None:
         """Begin a forward pass of the model: its first group does not follow the last one of another pass."""

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 import distconv as dc
-from distconv.parameters.gathered_layers import LayerHook
+from distconv.parameters.gathered_layers import _LayerHooks
 from tests.distconv.layouts import grid_over, normal, raises_everywhere
 from tests.distconv.parameters.bench import weights_over_all_axes
 from tests.layers.compare import close
@@ -248,7 +248,9 @@ def test_hooks_of_the_caller_get_all_saved_tensors_but_the_weights(comm) -> None
 def test_a_layer_that_is_parallelized_twice_gathers_once(comm) -> None:
     model, _ = sharded(comm, nn.Linear(6, 3))
     dc.parallelize(model, grid_over(comm, n=comm.size), shard_weights=True)
-    hooks = [hook for hook in model._forward_pre_hooks.values() if isinstance(getattr(hook, "__self__", 0), LayerHook)]
+    hooks = [
+        hook for hook in model._forward_pre_hooks.values() if isinstance(getattr(hook, "__self__", 0), _LayerHooks)
+    ]
     assert len(hooks) == 1
 
 
@@ -306,3 +308,31 @@ def test_checkpoints_of_sharded_weights_resume_with_full_ones_and_back(comm, tmp
         saved, loaded = optimizer.state_dict()["state"], resumed.state_dict()["state"]
         assert saved.keys() == loaded.keys()
         assert torch.equal(saved[0]["exp_avg"], loaded[0]["exp_avg"])
+
+
+def convolutions():
+    torch.manual_seed(0)
+    layers = nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1), nn.Flatten(), nn.Linear(3 * 2 * 5, 3)
+    return nn.Sequential(*layers).double()
+
+
+@pytest.mark.parametrize("placed", ["ranks without samples", "ranks without rows", "plan"])
+def test_ranks_without_work_and_plans_train_as_one_process(comm, placed: str) -> None:
+    size = comm.size
+    x = normal(4 if placed == "plan" else 1, 2, 2, 5)
+    target = {
+        "ranks without samples": lambda: grid_over(comm, n=size),
+        "ranks without rows": lambda: grid_over(comm, h=size),
+        "plan": lambda: dc.Plan({"*": {"n": size}, "0": {"h": size}}),
+    }[placed]()
+    model, plain = dc.parallelize(convolutions(), target, comm=comm, shard_weights=True), convolutions()
+    grid = target.input_grid(model, comm) if placed == "plan" else target
+    for each, given in ((model, dc.scatter(x, grid)), (plain, x)):
+        optimizer = torch.optim.SGD(each.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            each(given).pow(2).mean().backward()
+            optimizer.step()
+    assert all(isinstance(parameter, dc.DistTensor) for parameter in model.parameters())
+    for name, value in plain.state_dict().items():
+        close(model.state_dict()[name], value, name)

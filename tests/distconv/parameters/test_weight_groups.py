@@ -88,7 +88,7 @@ def test_at_most_two_groups_are_gathered_and_none_after_backward(comm) -> None:
         model(x).sum().backward()
     assert set(most) == {1, 2}
     assert not any(group.full or group._exchange for group in groups)
-    assert not groups[0].window.memory
+    assert not groups[0].gathered.memory
 
 
 @pytest.mark.usefixtures("one_layer_a_group")

@@ -1,4 +1,4 @@
-"""Measure memory and time of a training with sharded weights, beside whole weights and FSDP2.
+"""Measure memory and time of a training with sharded weights, with full weights, and with FSDP2.
 
     python -m tests.jobs.bench.steps.sharded_weights resnet50:2 unet3d:2 resnet50:4 unet3d:4
 
@@ -31,7 +31,7 @@ from distconv.layers.models.resnet import Bottleneck
 from distconv.process.launchers import environment_without_launcher
 from distconv.tensor import DistTensor
 
-VARIANTS = ("whole", "sharded", "FSDP2")
+VARIANTS = ("full weights", "sharded", "FSDP2")
 WARM_UP, STEPS, TURNS = 4, 7, 2
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
