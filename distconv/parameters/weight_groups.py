@@ -264,19 +264,9 @@ class WeightGroup:
 
 
 def _pack_blocks(tensors: Sequence[torch.Tensor], full: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the messages of blocks of weights: the small ones in one, and each large one.
+    """Return contiguous messages with blocks of weights: one with all small ones, and one for each large one.
 
-    Parameters
-    ----------
-    tensors : sequence of Tensor
-        Blocks.
-    full : sequence of Tensor
-        The full tensors, whose sizes decide.
-
-    Returns
-    -------
-    list of Tensor
-        Contiguous. Large contiguous blocks are not copied.
+    ``full``: the gathered tensors, whose sizes decide, so that all ranks decide equally.
     """
     small = [each.reshape(-1) for each, whole in zip(tensors, full, strict=True) if not _is_sent_alone(whole)]
     large = [each.contiguous() for each, whole in zip(tensors, full, strict=True) if _is_sent_alone(whole)]
