@@ -397,10 +397,14 @@ class GatheredGroups:
 
     def begin_forward(self) -> None:
         """Begin a forward pass of the model: its first group does not follow the last one of another pass."""
-        self._drop_all()
-        self.complete_sends()
+        self._discard_pass()
         self._is_running = True
-        # What a failed backward pass has left is not part of the next one.
+
+    def _discard_pass(self) -> None:
+        """Discard what a pass has left that has ended, perhaps by an error."""
+        self._drop_all()
+        self._is_running, self._task = False, -1
+        self.complete_sends()
         for group in self._pending:
             group.gradients = {}
         self._pending, self._reducing = {}, []
@@ -440,6 +444,8 @@ class GatheredGroups:
         backward = torch._C._current_graph_task_id() != -1  # True also while a checkpointed block is recomputed
         if backward:
             self.in_backward()
+        elif self._task != -1:  # a backward pass has failed
+            self._discard_pass()
         if group is self._current and backward == self._backward and group.is_current:
             return
         if self._current is not None and self._current is not group and backward == self._backward:

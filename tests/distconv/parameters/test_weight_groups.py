@@ -183,6 +183,10 @@ def test_what_a_failed_backward_pass_has_left_is_dropped(comm) -> None:
     with pytest.raises(KeyError):
         model[1](y).sum().backward()
     handle.remove()
+    gathered = groups_of(model)[0].gathered
+    model[0](x)  # a part of the model, outside of a pass: its messages are complete when it returns
+    assert not gathered._sending
+    assert not gathered._is_running
     model.zero_grad()
     model(x).sum().backward()
     plain = stack(2)
