@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -27,6 +28,7 @@ from distconv.distribution import Distribution, default_axes
 from distconv.errors import DistconvError, MismatchError, ReplicationWarning, UnsupportedOperation
 from distconv.grid import ProcessGrid
 from distconv.parameters.channel_split import linear_axes
+from distconv.parameters.initialization import initialize_layer
 from distconv.parameters.replicas import ReplicaComparison, is_dtensor
 from distconv.parameters.sharding import shard_parameters
 from distconv.plan import Plan
@@ -46,7 +48,8 @@ def parallelize(
     broadcast: bool = False,
     comm: MPI.Intracomm | None = None,
     batch_norm: str | None = None,
-    shard_weights: str | bool = False,
+    shard_weights: str | bool | None = None,
+    init: Callable[[torch.nn.Module], object] | None = None,
 ) -> M:
     """Prepare a model for distributed tensors.
 
@@ -72,11 +75,16 @@ def parallelize(
         (``"global"``); the samples of which this rank has a part (``"spatial"``); or this rank's values (``"local"``).
         The default is the plan's, or ``"global"``. ``nn.SyncBatchNorm`` always is global. See
         ``distconv.batch_norm_scope``.
-    shard_weights : str or bool
+    shard_weights : str or bool, optional
         Axes over which each parameter, its gradient and its optimizer state are sharded, such as ``"n"`` or ``"n,h"``;
-        True stands for all axes that would replicate it. Layers gather their weights before they use them, in forward
-        and in backward, so each pass of a layer is collective, also for plain inputs. Layers that a plan does not name
-        keep full parameters.
+        True stands for all axes that would replicate it. The default is the plan's, or False. Layers gather their
+        weights before they use them, in forward and in backward, so each pass of a layer is collective, also for plain
+        inputs. Layers that a plan does not name keep full parameters.
+    init : callable, optional
+        Initializes modules whose parameters or buffers are on the device ``meta``, as in
+        ``init=lambda module: module.reset_parameters()``. It is called with each such module, in the order of
+        ``model.modules()``, after the module's own tensors have memory on torch's default device. A rank has full
+        weights of one module at a time, so the model may be too large for a rank.
 
     Returns
     -------
@@ -92,8 +100,9 @@ def parallelize(
     ShapeError
         On every rank, if the groups of a layer do not divide over the ranks that split its channels.
     UnsupportedOperation
-        If ``target`` is neither a grid nor a plan, ``batch_norm`` is invalid, a lazy layer is not initialized, a
-        parameter is on the device ``meta``, or DistributedDataParallel, FSDP or DTensors already distribute the model.
+        If ``target`` is neither a grid nor a plan, ``batch_norm`` or ``shard_weights`` is invalid, a lazy layer is not
+        initialized, a parameter is on the device ``meta`` without ``init`` or is not assigned by it, or
+        DistributedDataParallel, FSDP or DTensors already distribute the model.
 
     Warns
     -----
@@ -114,25 +123,38 @@ def parallelize(
         for name, x in state.items()
     )
     # Compared before the checks below, which raise on the ranks that fail them: the models may differ between ranks.
-    sharded = f", weights sharded over {shard_weights}" * bool(shard_weights)
+    sharded = "" if shard_weights is None else f", weights sharded over {shard_weights}"
     check_same_on_all_ranks(world, "parallelize", f"{type(model).__name__}, batch norm {scope}{sharded}: {description}")
     if scope not in BATCH_NORM_SCOPES:
         raise UnsupportedOperation(f"parallelize: batch_norm={scope!r} must be one of {', '.join(BATCH_NORM_SCOPES)}")
-    _check_initialized(model)
+    _check_initialized(model, init is not None)
     _check_wrappers(model)
     if isinstance(target, ProcessGrid):
         layers = {name: (module, target) for name, module in model.named_modules()}
     else:
         layers = {name: (model.get_submodule(name), grid) for name, grid in target.grids(model, world).items()}
-    plain = {name: tensor for name, tensor in state.items() if not isinstance(tensor, DistTensor)}
-    with watchdog.waiting(lambda: "parallelize"):
+    if isinstance(target, Plan) and shard_weights is None:
+        axes = target.sharding(model)
+    else:
+        axes = dict.fromkeys(layers, shard_weights or False)
+
+    def equalize(tensors: dict[str, torch.Tensor]) -> None:
         if broadcast:
-            for tensor in plain.values():
+            for tensor in tensors.values():
                 broadcast_tensor(world, tensor)
         else:
-            check_same_tensors(world, plain, "parallelize", ", or pass broadcast=True")
-    # After the comparison of the full parameters, which would not see differences between blocks of different ranks.
-    shard_parameters(model, layers, shard_weights)
+            check_same_tensors(world, tensors, "parallelize", ", or pass broadcast=True")
+
+    def initialize(name: str, module: torch.nn.Module) -> None:
+        if init is not None:
+            initialized = initialize_layer(name, module, init)
+            if initialized:
+                equalize(initialized)
+
+    with watchdog.waiting(lambda: "parallelize"):
+        equalize({name: x for name, x in state.items() if not isinstance(x, DistTensor) and not x.is_meta})
+        # After the comparison of full parameters, which would not see differences between blocks of different ranks.
+        shard_parameters(model, layers, axes, initialize)
     _worlds[model] = world
     set_batch_norm_scope(model, scope)
     # A model may be parallelized again, for example with another plan.
@@ -180,7 +202,7 @@ def training_comm(model: torch.nn.Module) -> MPI.Intracomm:
     return world if world and world.size < MPI.COMM_WORLD.size else MPI.COMM_WORLD
 
 
-def _check_initialized(model: torch.nn.Module) -> None:
+def _check_initialized(model: torch.nn.Module, has_init: bool) -> None:
     for name, layer in model.named_modules():
         own = (*layer.parameters(recurse=False), *layer.buffers(recurse=False))
         if any(map(is_lazy, own)):
@@ -188,10 +210,10 @@ def _check_initialized(model: torch.nn.Module) -> None:
                 f"parallelize: {name!r} ({type(layer).__name__}) is a lazy layer without parameter shapes. Call the "
                 "model once with plain tensors, on every rank with the same seed, and then parallelize it."
             )
-        if any(tensor.is_meta for tensor in own):
+        if any(tensor.is_meta for tensor in own) and not has_init:
             raise UnsupportedOperation(
-                f"parallelize: {name!r} ({type(layer).__name__}) is on the device meta, without values. Move the model "
-                "with to_empty(device=...), initialize or load it, and then parallelize it."
+                f"parallelize: {name!r} ({type(layer).__name__}) is on the device meta, without values. Pass init=, "
+                "such as init=lambda module: module.reset_parameters(), which initializes one module at a time."
             )
 
 

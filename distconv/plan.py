@@ -6,7 +6,8 @@
 Patterns are matched (``fnmatch``) against the full names of convolution and linear layers; a pattern may also be the
 exact name of any module. If several patterns match, the last one wins. All other operators use the grid of their first
 argument. If the parts of a layer multiply to fewer than the number of ranks, the remaining ranks hold replicas (axis
-``r``). The optional key ``"batch_norm"`` is described in ``distconv.batch_norm_scope``.
+``r``). The optional key ``"batch_norm"`` is described in ``distconv.batch_norm_scope``. The optional key
+``"shard_weights"``, such as ``{"layer4.*": true, "fc": "n"}``, names axes over which layers shard their weights.
 
 Source: Dryden et al. 2019, III-C and V-C.
 """
@@ -19,7 +20,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -30,8 +31,9 @@ from distconv.arrangement import AXES
 from distconv.batch_norm_scope import BATCH_NORM_SCOPES
 from distconv.communication.agreement import check_same_on_all_ranks, try_for_same_result
 from distconv.communication.derived import CommunicatorRegistry
-from distconv.errors import PlanError
+from distconv.errors import PlanError, UnsupportedOperation
 from distconv.grid import ProcessGrid
+from distconv.parameters.sharded_axes import check_axes as check_weight_axes
 from distconv.text_files import File, load
 from distconv.whole_files import write_file
 
@@ -40,6 +42,8 @@ VERSION = 1
 
 Axes = tuple[tuple[str, int], ...]
 """Axes of a grid that have more than one part, sorted, with their numbers of parts."""
+
+V = TypeVar("V")
 
 _SPATIAL = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
 
@@ -50,6 +54,7 @@ class PlanFields(File):
     layers: dict[str, dict[str, int]]
     ranks: int | None = None
     batch_norm: str = "global"
+    shard_weights: dict[str, str | bool] = {}  # noqa: RUF012 - msgspec copies it
 
 
 class _File(PlanFields, kw_only=True):
@@ -69,17 +74,22 @@ class Plan:
         Number of ranks that the plan is made for. By default any number that the parts divide.
     batch_norm : {"global", "spatial", "local"}
         The values over which batch norm computes its statistics, as in :func:`parallelize`.
+    shard_weights : mapping of str to str or bool, str or bool
+        For each layer name pattern, the axes over which weights are sharded, as in :func:`parallelize`; one value
+        applies to all layers of the plan. Later patterns win, and layers that no pattern names keep full weights.
 
     Attributes
     ----------
     layers, ranks, batch_norm
         As the parameters.
+    shard_weights : dict of str to str or bool
+        Axes by pattern.
 
     Raises
     ------
     PlanError
-        If a pattern, an axis, a number of parts or ``batch_norm`` is invalid, or the parts of a pattern do not divide
-        ``ranks``.
+        If a pattern, an axis, a number of parts, ``batch_norm`` or ``shard_weights`` is invalid, or the parts of a
+        pattern do not divide ``ranks``.
 
     Examples
     --------
@@ -88,7 +98,12 @@ class Plan:
     """
 
     def __init__(
-        self, layers: Mapping[str, Mapping[str, int]], ranks: int | None = None, *, batch_norm: str = "global"
+        self,
+        layers: Mapping[str, Mapping[str, int]],
+        ranks: int | None = None,
+        *,
+        batch_norm: str = "global",
+        shard_weights: Mapping[str, str | bool] | str | bool = False,
     ) -> None:
         if not isinstance(layers, Mapping) or not layers:
             raise PlanError(f"a plan needs at least one layer name pattern, not {layers!r}")
@@ -108,6 +123,7 @@ class Plan:
         self.layers = {pattern: dict(parts) for pattern, parts in layers.items()}
         self.ranks = ranks
         self.batch_norm = batch_norm
+        self.shard_weights = _by_pattern(shard_weights)
         self._grids: WeakKeyDictionary[CommunicatorRegistry, dict[Axes, ProcessGrid]] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -149,7 +165,7 @@ class Plan:
     def _read(cls, path: Path) -> Plan:
         file = load(path, _File, "plan", PlanError)
         try:
-            return cls(file.layers, file.ranks, batch_norm=file.batch_norm)
+            return cls(file.layers, file.ranks, batch_norm=file.batch_norm, shard_weights=file.shard_weights)
         except PlanError as error:
             raise PlanError(f"{path}: {error}") from None
 
@@ -178,7 +194,8 @@ class Plan:
         """Return the fields of a plan file, without those that have their default."""
         ranks = {} if self.ranks is None else {"ranks": self.ranks}
         batch_norm = {} if self.batch_norm == "global" else {"batch_norm": self.batch_norm}
-        return {**ranks, **batch_norm, "layers": self.layers}
+        shard_weights = {"shard_weights": self.shard_weights} if self.shard_weights else {}
+        return {**ranks, **batch_norm, "layers": self.layers, **shard_weights}
 
     # -- application to a model ---------------------------------------------------------------------------------------
 
@@ -207,7 +224,28 @@ class Plan:
             module = modules[name]
             if isinstance(module, _ConvNd):
                 check_axes(name, type(module).__name__, len(module.kernel_size), parts)
-        return {name: by_module[name] for name in modules if name in by_module}
+        return {name: dict(by_module[name]) for name in modules if name in by_module}
+
+    def sharding(self, model: torch.nn.Module) -> dict[str, str | bool]:
+        """Return the axes over which the layers of a model shard their weights.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            Model whose layers the patterns of the plan are compared with.
+
+        Returns
+        -------
+        dict of str to str or bool
+            Axes as in :func:`parallelize`, by layer name; layers with full weights are left out.
+
+        Raises
+        ------
+        PlanError
+            If a pattern matches no layer that has a grid of its own.
+        """
+        names = list(self.parts(model))
+        return match_patterns(self.shard_weights, names, names, type(model).__name__, "plan: shard_weights")
 
     def grids(self, model: torch.nn.Module, comm: MPI.Intracomm) -> dict[str, ProcessGrid]:
         """Return the process grid of every layer of a model that has a grid of its own.
@@ -275,9 +313,20 @@ class Plan:
     def __repr__(self) -> str:
         ranks = "" if self.ranks is None else f", ranks={self.ranks}"
         batch_norm = "" if self.batch_norm == "global" else f", batch_norm={self.batch_norm!r}"
-        return (
-            f"Plan({', '.join(f'{p!r}: {format_parts(parts)}' for p, parts in self.layers.items())}{ranks}{batch_norm})"
-        )
+        sharded = f", shard_weights={self.shard_weights}" if self.shard_weights else ""
+        layers = ", ".join(f"{pattern!r}: {format_parts(parts)}" for pattern, parts in self.layers.items())
+        return f"Plan({layers}{ranks}{batch_norm}{sharded})"
+
+
+def _by_pattern(shard_weights: Mapping[str, str | bool] | str | bool) -> dict[str, str | bool]:
+    """Return the axes of sharded weights by pattern, checked."""
+    patterns = shard_weights if isinstance(shard_weights, Mapping) else {"*": shard_weights} if shard_weights else {}
+    for pattern, axes in patterns.items():
+        try:
+            check_weight_axes(axes, f"plan: shard_weights: {pattern!r}")
+        except UnsupportedOperation as error:
+            raise PlanError(str(error)) from None
+    return dict(patterns)
 
 
 def _is_positive_int(value: object) -> bool:
@@ -315,42 +364,44 @@ def is_plannable_layer(module: torch.nn.Module) -> bool:
 
 
 def match_patterns(
-    layers: Mapping[str, Mapping[str, int]], names: Collection[str], plannable: Sequence[str], model: str
-) -> dict[str, dict[str, int]]:
-    """Return the parts of every layer that a pattern matches; later patterns win.
+    values: Mapping[str, V], names: Collection[str], plannable: Sequence[str], model: str, what: str = "plan"
+) -> dict[str, V]:
+    """Return the value of every layer that a pattern matches; later patterns win.
 
     Parameters
     ----------
-    layers : mapping of str to mapping of str to int
-        Parts by pattern.
+    values : mapping of str to object
+        Values by pattern, such as the parts along each axis.
     names : collection of str
         Names of all modules, each of which a pattern may name exactly.
     plannable : sequence of str
         Names of the layers that patterns are matched against.
     model : str
         The name of the model in errors.
+    what : str
+        Source of the patterns, with which the error begins.
 
     Returns
     -------
-    dict of str to dict of str to int
-        Parts by layer name.
+    dict of str to object
+        Values by layer name.
 
     Raises
     ------
     PlanError
         If a pattern matches nothing.
     """
-    parts_of: dict[str, dict[str, int]] = {}
-    for pattern, parts in layers.items():
+    matched: dict[str, V] = {}
+    for pattern, value in values.items():
         # An exact name may be that of any module. Wildcards match layers that can be planned only.
         matching = [pattern] if pattern in names else [name for name in plannable if fnmatchcase(name, pattern)]
         if not matching:
             raise PlanError(
-                f"plan: {pattern!r} matches no layer of {model}; its {len(plannable)} convolution and linear layers "
+                f"{what}: {pattern!r} matches no layer of {model}; its {len(plannable)} convolution and linear layers "
                 f"are {', '.join(plannable[:8])}{', ...' if len(plannable) > 8 else ''}"
             )
-        parts_of.update((name, dict(parts)) for name in matching)
-    return parts_of
+        matched.update((name, value) for name in matching)
+    return matched
 
 
 def check_parts(name: str, parts: Mapping[str, int]) -> None:

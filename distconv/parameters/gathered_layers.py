@@ -16,55 +16,12 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from distconv.arrangement import SLOWEST_FIRST
 from distconv.errors import UnsupportedOperation
-from distconv.grid import ProcessGrid
-from distconv.parameters.channel_split import AXIS as CHANNELS
 from distconv.parameters.weight_groups import GatheredGroups, ShardedWeight, WeightGroup
 from distconv.tensor import DistTensor
 
 GROUP_BYTES = 1 << 20
 """Least size of the full weights of a group, unless a single layer is larger or the model ends."""
-
-
-def sharded_axes(grid: ProcessGrid, wanted: str | bool) -> tuple[str, ...]:
-    """Return the axes of a grid over which its weights are to be sharded.
-
-    Parameters
-    ----------
-    grid : ProcessGrid
-        The grid.
-    wanted : str or bool
-        Axes as ``"n,h"``; True for all axes except ``c``, over which layers split their channels.
-
-    Returns
-    -------
-    tuple of str
-        Those with several parts, slowest first.
-
-    Raises
-    ------
-    UnsupportedOperation
-        If an axis is unknown or ``c``, or if an axis of several parts lies between the axes.
-    """
-    names = [axis for axis in SLOWEST_FIRST if axis != CHANNELS] if wanted is True else str(wanted).split(",")
-    names = [name.strip() for name in names]
-    unknown = [name for name in names if name not in SLOWEST_FIRST or name == CHANNELS]
-    if unknown:
-        raise UnsupportedOperation(
-            f"parallelize: shard_weights={wanted!r}: {unknown[0]!r} is not one of the axes "
-            f"{', '.join(axis for axis in SLOWEST_FIRST if axis != CHANNELS)}; layers shard over c by themselves"
-        )
-    axes = tuple(axis for axis in SLOWEST_FIRST if axis in names and grid.shape[axis] > 1)
-    if axes:
-        between = SLOWEST_FIRST[SLOWEST_FIRST.index(axes[0]) : SLOWEST_FIRST.index(axes[-1])]
-        skipped = [axis for axis in between if axis not in axes and grid.shape[axis] > 1]
-        if skipped:
-            raise UnsupportedOperation(
-                f"parallelize: shard_weights={wanted!r} leaves out {skipped[0]!r}, which lies between these axes in "
-                f"the order of the ranks of {grid.describe()}. Add it, or take one axis"
-            )
-    return axes
 
 
 def gather_for_layers(model: torch.nn.Module, weights: Sequence[tuple[torch.nn.Module, str, ShardedWeight]]) -> None:

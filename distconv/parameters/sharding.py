@@ -10,7 +10,7 @@ Source: Dryden et al. 2019, III-D (weights partitioned over channels and filters
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,7 +24,8 @@ from distconv.communication import gradient_reduction
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
 from distconv.parameters.channel_split import AXIS, ChannelSplit, channel_split, groups_divide
-from distconv.parameters.gathered_layers import gather_for_layers, sharded_axes
+from distconv.parameters.gathered_layers import gather_for_layers
+from distconv.parameters.sharded_axes import sharded_axes
 from distconv.parameters.state_tensor import gather_state_tensor
 from distconv.parameters.weight_groups import AXIS as SHARDED
 from distconv.parameters.weight_groups import ShardedWeight
@@ -32,7 +33,10 @@ from distconv.tensor import DistTensor, to_distribution
 
 
 def shard_parameters(
-    model: torch.nn.Module, layers: Mapping[str, tuple[torch.nn.Module, ProcessGrid]], sharded: str | bool = False
+    model: torch.nn.Module,
+    layers: Mapping[str, tuple[torch.nn.Module, ProcessGrid]],
+    sharded: Mapping[str, str | bool] | None = None,
+    prepare: Callable[[str, torch.nn.Module], None] | None = None,
 ) -> None:
     """Replace the parameters of layers by this rank's blocks: over channels, and over axes that would replicate them.
 
@@ -46,16 +50,22 @@ def shard_parameters(
         The model.
     layers : mapping of str to (Module, ProcessGrid)
         Its layers with their grids, by name. The parameters are identical on all ranks.
-    sharded : str or bool
-        Further axes over which all parameters are sharded, as :func:`.weight_groups.sharded_axes` takes them.
+    sharded : mapping of str to str or bool, optional
+        Further axes over which the parameters of layers are sharded, as :func:`.sharded_axes` takes them, by name.
+    prepare : callable, optional
+        Called with name and module before the parameters of a module are sharded, for all modules of the model.
     """
     # All layouts first: a layer that cannot be split raises before any parameter is changed.
     layouts = {name: _layouts(module, grid) for name, (module, grid) in layers.items()}
-    axes = {name: sharded_axes(grid, sharded) if sharded else () for name, (_, grid) in layers.items()}
+    axes = {name: sharded_axes(grid, (sharded or {}).get(name, False)) for name, (_, grid) in layers.items()}
     gathered: list[tuple[torch.nn.Module, str, ShardedWeight]] = []
-    for name, (module, grid) in layers.items():
-        changed = False
-        if sharded:
+    for name, module in model.named_modules():
+        if prepare is not None:
+            prepare(name, module)
+        if name not in layers:
+            continue
+        grid, changed = layers[name][1], False
+        if axes[name]:
             _release_parameters(module)
         for key, parameter in module._parameters.items():
             # A parameter that two layers share is sharded once.
@@ -68,7 +78,7 @@ def shard_parameters(
             stored = _stored_layout(used, grid, axes[name], parameter.shape)
             if stored is not None:
                 _shard_in_place(parameter, stored[0], full_name)
-                weight = ShardedWeight(full_name, parameter, used, stored[1], grid, axes[name])  # type: ignore[arg-type]
+                weight = ShardedWeight(full_name, parameter, used, stored[1], grid, axes[name])
                 gathered.append((module, key, weight))
             elif used is not None:
                 _shard_in_place(parameter, used, full_name)

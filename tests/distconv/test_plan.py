@@ -183,3 +183,38 @@ def test_replicas_that_a_plan_names_are_among_its_parts(comm):
     for parts in ({"r": comm.size}, {"h": 1, "r": comm.size}, {}):
         (grid,) = dc.Plan({"*": parts}).grids(model, comm).values()
         assert grid.shape["r"] == comm.size
+
+
+def test_a_plan_names_the_axes_over_which_layers_shard_their_weights(tmp_path, comm) -> None:
+    plan = dc.Plan({"*": {"n": 1}}, shard_weights={"late.*": True, "head": "n, h", "late.0": False})
+    assert plan.sharding(Net()) == {"late.0": False, "head": "n, h"}
+    path = tmp_path / f"{comm.rank}.json"
+    plan.save(path)
+    again = dc.Plan._read(path)
+    assert again == plan and again.shard_weights == plan.shard_weights
+    assert "shard_weights={'late.*': True" in repr(again) and plan != dc.Plan({"*": {"n": 1}})
+    assert dc.Plan({"*": {"n": 1}}, shard_weights=True).sharding(Net()).keys() == {
+        "stem.0",
+        "late.0",
+        "shortcut",
+        "head",
+    }
+    assert dc.Plan({"late.*": {"n": 1}}, shard_weights="n").sharding(Net()) == {"late.0": "n"}
+
+
+@pytest.mark.parametrize(
+    ("axes", "text"),
+    [
+        ({"head": "c"}, "plan: shard_weights: 'head'='c': 'c' is not one of the axes r, n, d, h, w"),
+        ({"*": 2}, "plan: shard_weights: '\\*'=2: 2 is not one of the axes"),
+        ("x", "plan: shard_weights: '\\*'='x': 'x' is not one of the axes"),
+    ],
+)
+def test_unknown_axes_of_sharded_weights_raise(axes, text: str) -> None:
+    with pytest.raises(dc.PlanError, match=text):
+        dc.Plan({"*": {"n": 1}}, shard_weights=axes)
+
+
+def test_a_pattern_of_sharded_weights_that_matches_no_layer_with_a_grid_raises() -> None:
+    with pytest.raises(dc.PlanError, match=r"plan: shard_weights: 'stem\.0' matches no layer of Net"):
+        dc.Plan({"late.*": {"n": 1}}, shard_weights={"stem.0": True}).sharding(Net())

@@ -316,23 +316,49 @@ def convolutions():
     return nn.Sequential(*layers).double()
 
 
-@pytest.mark.parametrize("placed", ["ranks without samples", "ranks without rows", "plan"])
+@pytest.mark.parametrize("placed", ["ranks without samples", "ranks without rows", "plan", "plan of two layers"])
 def test_ranks_without_work_and_plans_train_as_one_process(comm, placed: str) -> None:
     size = comm.size
-    x = normal(4 if placed == "plan" else 1, 2, 2, 5)
+    x = normal(4 if "plan" in placed else 1, 2, 2, 5)
     target = {
         "ranks without samples": lambda: grid_over(comm, n=size),
         "ranks without rows": lambda: grid_over(comm, h=size),
         "plan": lambda: dc.Plan({"*": {"n": size}, "0": {"h": size}}),
+        "plan of two layers": lambda: dc.Plan({"*": {"n": size}}, shard_weights={"*": "n", "2": False}),
     }[placed]()
-    model, plain = dc.parallelize(convolutions(), target, comm=comm, shard_weights=True), convolutions()
-    grid = target.input_grid(model, comm) if placed == "plan" else target
+    shard = None if placed == "plan of two layers" else True
+    model, plain = dc.parallelize(convolutions(), target, comm=comm, shard_weights=shard), convolutions()
+    grid = target.input_grid(model, comm) if "plan" in placed else target
     for each, given in ((model, dc.scatter(x, grid)), (plain, x)):
         optimizer = torch.optim.SGD(each.parameters(), 0.1)
         for _ in range(3):
             optimizer.zero_grad()
             each(given).pow(2).mean().backward()
             optimizer.step()
-    assert all(isinstance(parameter, dc.DistTensor) for parameter in model.parameters())
+    full = {name for name, parameter in model.named_parameters() if not isinstance(parameter, dc.DistTensor)}
+    assert full == ({"2.weight", "2.bias"} if placed == "plan of two layers" else set())
     for name, value in plain.state_dict().items():
         close(model.state_dict()[name], value, name)
+
+
+def test_a_sharded_state_dict_has_the_blocks_and_loads_with_other_blocks(comm) -> None:
+    size = comm.size
+    model = dc.parallelize(convolutions(), grid_over(comm, n=size), shard_weights=True)
+    full = model.state_dict()
+    state = {name: value.detach().clone() for name, value in model.state_dict(keep_vars=True).items()}
+    assert all(isinstance(value, dc.DistTensor) and not value.requires_grad for value in state.values())
+    held, largest = (
+        sum(value.numel() for value in each) for each in ((v.local for v in state.values()), full.values())
+    )
+    assert held < 0.8 * largest
+    for axes in ({"n": size}, {"h": size}, {"c": size}):
+        other = convolutions()
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.zero_()
+        if "c" in axes and any(extent % size for extent in (4, 3)):
+            continue
+        dc.parallelize(other, grid_over(comm, **axes), shard_weights=True)
+        other.load_state_dict(state)
+        for name, value in full.items():
+            assert torch.equal(other.state_dict()[name], value), (axes, name)
