@@ -73,6 +73,30 @@ def resolve(graph: LayerGraph, plan: Plan | Mapping[str, Candidate], ranks: int)
     return resolved
 
 
+def resolve_sharding(
+    graph: LayerGraph, plan: Plan | Mapping[str, Candidate], shard_weights: str | bool | None
+) -> dict[str, str | bool]:
+    """Return the axes over which deciding layers shard their weights.
+
+    Parameters
+    ----------
+    graph : LayerGraph
+    plan : Plan or mapping
+        As in :func:`resolve`.
+    shard_weights : str, bool or None
+        Axes for all layers; None for those of a Plan.
+
+    Returns
+    -------
+    dict of str to str or bool
+        Axes of each layer that shards its weights.
+    """
+    if shard_weights is not None:
+        return dict.fromkeys(graph.deciding, shard_weights)
+    patterns = plan.shard_weights if isinstance(plan, Plan) else {}
+    return match_patterns(patterns, graph.by_layer, graph.deciding, graph.model, "plan: shard_weights")
+
+
 def _check(op: Operation, parts: Candidate, ranks: int) -> None:
     check_parts(op.layer, parts)
     check_product(op.layer, parts, ranks)

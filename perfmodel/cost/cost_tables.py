@@ -105,20 +105,21 @@ def peak(terms: Iterable[tuple[CostKind, Any]], largest: Callable[[Any, Any], An
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """Seconds or bytes of a step, as a function of the grids of no layer, one or two layers.
+    """Seconds or bytes of a step, as a function of no, one or two decisions.
 
     Attributes
     ----------
     kind : CostKind
-    layers : tuple of str
-        Layers on whose grids the term depends.
+    decisions : tuple of str
+        Decisions on which the term depends: grids of layers, by their names, and over which axes layers shard their
+        weights.
     cost : callable
-        Function of these grids. A RELEASE has the identical ``cost`` as the KEEP that it ends: they are paired by
-        identity.
+        Function of the values of these decisions. A RELEASE has the identical ``cost`` as the KEEP that it ends: they
+        are paired by identity.
     """
 
     kind: CostKind
-    layers: tuple[str, ...]
+    decisions: tuple[str, ...]
     cost: Callable[..., float]
 
 

@@ -5,6 +5,7 @@ Order of the modelled step::
     [1] update    [2] forward: redistributions and FP of each operation in turn
     [3] backward, from the last operation to the first: its reductions, BPx and BPw, then the gradient all-reduce is
       queued, then the activation gradients are redistributed; all-reduces run one at a time, overlapped with the rest
+    sharded weights are gathered one operation ahead in [2] and [3]; gathers run like all-reduces
 
 Source: Dryden et al. 2019, V-A and V-B.
 """
@@ -15,17 +16,18 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product, zip_longest
 from typing import Any
 
 import numpy as np
 
 from distconv.perfmodel.cost.assumptions import Settings
 from distconv.perfmodel.cost.block_geometry import AxisParts
-from distconv.perfmodel.cost.candidates import Candidate, resolve
+from distconv.perfmodel.cost.candidates import Candidate, resolve, resolve_sharding
 from distconv.perfmodel.cost.cost_tables import AssignmentProblem, CostKind, CostTerm, Term, makespan, peak
 from distconv.perfmodel.cost.operation_cost import OperationCosts
 from distconv.perfmodel.cost.operation_work import registered_costs, unknown_functions
-from distconv.perfmodel.cost.step_memory import lasting_bytes, memory_terms
+from distconv.perfmodel.cost.step_memory import decisions_on_weights, lasting_bytes, memory_terms, sharding_of
 from distconv.perfmodel.graph.graph import LayerGraph, Operation
 from distconv.perfmodel.machine.machine import Machine
 from distconv.plan import Plan
@@ -60,6 +62,8 @@ class LayerPrediction:
         Redistribution of inputs and of their gradients.
     update : float
         Optimizer.
+    gather : float
+        Gathers of sharded weights, forward and backward.
     """
 
     parts: dict[str, int]
@@ -71,6 +75,7 @@ class LayerPrediction:
     sync: float
     shuffle: float
     update: float
+    gather: float
 
     @property
     def spent(self) -> float:
@@ -78,7 +83,7 @@ class LayerPrediction:
         return math.fsum(getattr(self, figure) for figure in _TIME_FIELDS)
 
 
-_TIME_FIELDS = ("fp", "bpx", "bpw", "bpa", "halo", "sync", "shuffle", "update")
+_TIME_FIELDS = ("fp", "bpx", "bpw", "bpa", "halo", "sync", "shuffle", "update", "gather")
 
 
 @dataclass(frozen=True)
@@ -176,21 +181,32 @@ class StepModel:
     def _time_terms(self) -> Iterator[Term]:
         costs, graph = self.costs, self.graph
         # Without overlap an all-reduce occupies the rank like computation.
-        reduce = CostKind.ALLREDUCE if costs.overlap_allreduce else CostKind.COMPUTE
+        overlapped = CostKind.ALLREDUCE if costs.overlap_allreduce else CostKind.COMPUTE
 
-        def term(kind: CostKind, op: Operation, what: str) -> Term:
-            return Term(kind, (op.layer,), lambda parts: getattr(costs.operation(op, parts), what))
+        def computing(op: Operation, what: str) -> Term:
+            return Term(CostKind.COMPUTE, (op.layer,), lambda parts: getattr(costs.operation(op, parts), what))
+
+        def of_weights(kind: CostKind, op: Operation, what: str) -> Iterator[Term]:
+            def cost(parts: AxisParts, sharded: str | bool = False) -> float:
+                seconds: float = getattr(costs.operation(op, parts, sharded), what)
+                return seconds
+
+            if op.parameters:
+                yield Term(kind, decisions_on_weights(op), cost)
 
         for op in graph.operations:  # [1]
-            if op.parameters:
-                yield term(CostKind.COMPUTE, op, "update")
-        for op in graph.operations:  # [2]
+            yield from of_weights(CostKind.COMPUTE, op, "update")
+        yield from of_weights(overlapped, graph.operations[0], "gather")
+        for op, following in zip_longest(graph.operations, graph.operations[1:]):  # [2]
             yield from self._shuffles(op, backward=False)
-            yield term(CostKind.COMPUTE, op, "forward")
-        for op in reversed(graph.operations):  # [3]
-            yield term(CostKind.COMPUTE, op, "backward")
-            if op.parameters:
-                yield term(reduce, op, "bpa")
+            if following is not None:
+                yield from of_weights(overlapped, following, "gather")
+            yield computing(op, "forward")
+        for op, following in zip_longest(reversed(graph.operations), reversed(graph.operations[:-1])):  # [3]
+            if following is not None:
+                yield from of_weights(overlapped, following, "gather")
+            yield computing(op, "backward")
+            yield from of_weights(overlapped, op, "bpa")
             yield from self._shuffles(op, backward=True)
 
     def _shuffles(self, op: Operation, *, backward: bool) -> Iterator[Term]:
@@ -205,68 +221,90 @@ class StepModel:
             else:
                 yield Term(CostKind.COMPUTE, (layer, op.layer), lambda u, v, x=value: self.costs.shuffle(x, u, v))
 
-    def problem(self, candidates: Mapping[str, Sequence[Candidate]]) -> AssignmentProblem:
+    def problem(
+        self, candidates: Mapping[str, Sequence[Candidate]], sharding: Sequence[str | bool] = (False,)
+    ) -> AssignmentProblem:
         """Return the cost tables over some candidates.
 
         Parameters
         ----------
         candidates : mapping of str to sequence
             Candidates of each deciding layer.
+        sharding : sequence of str or bool
+            Axes over which each deciding layer may shard its weights.
 
         Returns
         -------
         AssignmentProblem
-            With one variable for each layer, in the order of the mapping.
+            With one variable for each layer, in the order of the mapping. If there is more than one way to shard, as
+            many variables follow: the index of the way, for each layer.
         """
-        grids = {name: [self.parts(c) for c in options] for name, options in candidates.items()}
-        index = {name: variable for variable, name in enumerate(grids)}
+        options: dict[str, list[Any]] = {name: [self.parts(c) for c in each] for name, each in candidates.items()}
+        options |= {sharding_of(name): list(sharding) for name in candidates}
+        variables = list(candidates) + [sharding_of(name) for name in candidates] * (len(sharding) > 1)
+        index = {name: variable for variable, name in enumerate(variables)}
         return AssignmentProblem(
-            tuple(len(options) for options in grids.values()),
-            tuple(_merge_compute_terms(self._table(term, grids, index) for term in self.time)),
-            tuple(self._memory_tables(grids, index)),
+            tuple(len(options[name]) for name in variables),
+            tuple(_merge_compute_terms(self._table(term, options, index) for term in self.time)),
+            tuple(self._memory_tables(options, index)),
         )
 
-    def _memory_tables(self, grids: Mapping[str, list[AxisParts]], index: Mapping[str, int]) -> Iterator[CostTerm]:
+    def _memory_tables(self, options: Mapping[str, list[Any]], index: Mapping[str, int]) -> Iterator[CostTerm]:
         """Yield the memory steps; each RELEASE shares the table of its KEEP, by identity."""
         kept: dict[int, CostTerm] = {}
         for term in self.memory:
             # A tensor is allocated and freed by terms with the same cost function. Both must have one table, because
             # memory_rows finds the KEEP of a RELEASE by the identity of its table.
             shared = kept.get(id(term.cost))
-            step = self._table(term, grids, index) if shared is None else shared
+            step = self._table(term, options, index) if shared is None else shared
             kept[id(term.cost)] = step
             yield CostTerm(term.kind, step.variables, step.table)
 
     @staticmethod
-    def _table(term: Term, grids: Mapping[str, list[AxisParts]], index: Mapping[str, int]) -> CostTerm:
-        variables = tuple(index[name] for name in term.layers)
-        if not variables:
-            return CostTerm(term.kind, (), np.asarray(term.cost(), dtype=np.float64))
-        if len(variables) == 1:
-            (only,) = term.layers
-            return CostTerm(term.kind, variables, np.array([term.cost(parts) for parts in grids[only]]))
-        u, v = term.layers
-        return CostTerm(term.kind, variables, np.array([[term.cost(a, b) for b in grids[v]] for a in grids[u]]))
+    def _table(term: Term, options: Mapping[str, list[Any]], index: Mapping[str, int]) -> CostTerm:
+        # A decision with one option is no variable.
+        variables = tuple(index[name] for name in term.decisions if name in index)
+        sizes = [len(options[name]) for name in term.decisions if name in index]
+        values = [term.cost(*choice) for choice in product(*(options[name] for name in term.decisions))]
+        return CostTerm(term.kind, variables, np.array(values, dtype=np.float64).reshape(sizes))
 
-    def predict(self, strategy: Assignment) -> tuple[float, float]:
+    def predict(self, strategy: Assignment, sharding: Mapping[str, str | bool] | None = None) -> tuple[float, float]:
         """Return seconds and bytes of one strategy.
 
         Parameters
         ----------
         strategy : mapping
             Parts of each deciding layer.
+        sharding : mapping of str to str or bool, optional
+            Axes over which deciding layers shard their weights. Others keep full weights.
 
         Returns
         -------
         tuple of float
             Seconds per step and peak bytes.
         """
-        grids = {name: self.parts(candidate) for name, candidate in strategy.items()}
+        chosen = self.decisions(strategy, sharding)
 
         def terms(steps: tuple[Term, ...]) -> Iterator[tuple[CostKind, float]]:
-            return ((term.kind, term.cost(*[grids[name] for name in term.layers])) for term in steps)
+            return ((term.kind, term.cost(*[chosen[name] for name in term.decisions])) for term in steps)
 
         return float(makespan(terms(self.time), max)), float(peak(terms(self.memory), max))
+
+    def decisions(self, strategy: Assignment, sharding: Mapping[str, str | bool] | None = None) -> dict[str, Any]:
+        """Return the value of every decision on which terms depend.
+
+        Parameters
+        ----------
+        strategy, sharding : mapping
+            As in :meth:`predict`.
+
+        Returns
+        -------
+        dict of str to AxisParts, str or bool
+            The grid of each layer, and the axes over which it shards its weights.
+        """
+        chosen: dict[str, Any] = {name: self.parts(candidate) for name, candidate in strategy.items()}
+        return chosen | {sharding_of(name): (sharding or {}).get(name, False) for name in strategy}
 
 
 def _merge_compute_terms(steps: Iterator[CostTerm]) -> Iterator[CostTerm]:
@@ -285,7 +323,13 @@ def _merge_compute_terms(steps: Iterator[CostTerm]) -> Iterator[CostTerm]:
 
 
 def evaluate(
-    graph: LayerGraph, plan: Plan | Assignment, machine: Machine, ranks: int, **assumptions: Any
+    graph: LayerGraph,
+    plan: Plan | Assignment,
+    machine: Machine,
+    ranks: int,
+    *,
+    shard_weights: str | bool | None = None,
+    **assumptions: Any,
 ) -> Prediction:
     """Predict time and memory of a training step under a plan.
 
@@ -301,6 +345,8 @@ def evaluate(
         Hardware model.
     ranks : int
         Number of ranks.
+    shard_weights : str or bool, optional
+        Axes over which all layers shard their weights, as in :func:`parallelize`. Default: those of a Plan, or False.
     **assumptions
         Fields of :class:`Settings`. ``batch_norm`` defaults to the Plan's.
 
@@ -315,6 +361,8 @@ def evaluate(
         If the plan names an unknown layer or axis, omits the first layer, or does not fit ``ranks``.
     SettingsError
         If an assumption is invalid.
+    UnsupportedOperation
+        If the ranks along the axes of ``shard_weights`` are not neighbours.
     """
     strategy = resolve(graph, plan, ranks)
     # The caller's assumptions have priority over the plan's.
@@ -322,25 +370,30 @@ def evaluate(
         assumptions = {"batch_norm": plan.batch_norm} | assumptions
     model = StepModel.cached(graph, machine, ranks, Settings(**assumptions))
     # The layers' times are without overlap, so what they exceed the step by is hidden.
-    time, memory = model.predict(strategy)
-    layers = _predict_layers(model, strategy)
+    sharding = resolve_sharding(graph, plan, shard_weights)
+    time, memory = model.predict(strategy, sharding)
+    chosen = model.decisions(strategy, sharding)
+    layers = _predict_layers(model, strategy, chosen)
     spent = sum(layer.spent for layer in layers.values())
-    lasting = sum(lasting_bytes(op, model.costs, model.parts(strategy[op.layer])) for op in graph.operations)
+    lasting = sum(
+        lasting_bytes(op, model.costs, *[chosen[name] for name in decisions_on_weights(op)]) for op in graph.operations
+    )
     return Prediction(time, memory, layers, max(0.0, spent - time), lasting, unknown_functions(graph))
 
 
-def _predict_layers(model: StepModel, strategy: Assignment) -> dict[str, LayerPrediction]:
+def _predict_layers(model: StepModel, strategy: Assignment, chosen: Mapping[str, Any]) -> dict[str, LayerPrediction]:
     """Return the summed times of each deciding layer: its operations and the redistribution of their inputs."""
     sums: dict[str, dict[str, float]] = {name: dict.fromkeys(_TIME_FIELDS, 0.0) for name in strategy}
-    grids = {name: model.parts(candidate) for name, candidate in strategy.items()}
     for op in model.graph.operations:
-        cost, total = model.costs.operation(op, grids[op.layer]), sums[op.layer]
+        cost, total = model.costs.operation(op, *[chosen[name] for name in decisions_on_weights(op)]), sums[op.layer]
         for figure in ("fp", "bpx", "bpw", "bpa", "update"):
             total[figure] += getattr(cost, figure)
+        # The last operation's weights are still there when backward begins.
+        total["gather"] += cost.gather * (1 if op is model.graph.operations[-1] else 2)
         total["halo"] += cost.halo_forward + cost.halo_backward
         total["sync"] += cost.sync_forward + cost.sync_backward
         for value in op.inputs:
-            here, there = grids[model.graph.layer_of(value)], grids[op.layer]
+            here, there = chosen[model.graph.layer_of(value)], chosen[op.layer]
             back = model.costs.shuffle(value, there, here) if value.requires_grad else 0.0
             total["shuffle"] += model.costs.shuffle(value, here, there) + back
     return {name: LayerPrediction(dict(strategy[name]), **figures) for name, figures in sums.items()}

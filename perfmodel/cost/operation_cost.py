@@ -15,7 +15,10 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
+from distconv.parameters.gathered_layers import GROUP_BYTES
+from distconv.parameters.sharded_axes import sharded_axes
 from distconv.perfmodel.cost.assumptions import Settings
 from distconv.perfmodel.cost.block_geometry import AxisParts, axes_of, local_shape, redistribution, widest_halo
 from distconv.perfmodel.cost.operation_work import LocalCall, Work, local_call, work
@@ -27,6 +30,55 @@ SPATIAL = ("d", "h", "w")
 
 STRIDED = 2.0
 """Time of a copy between blocks relative to one of contiguous memory (measured on CPUs: 1.5 to 3)."""
+
+
+class ParameterBytes(NamedTuple):
+    """Bytes of an operation's parameters on a rank.
+
+    Attributes
+    ----------
+    held : float
+        Parameters, or the largest blocks of those that are sharded.
+    gathered : float
+        Full parameters that are gathered from such blocks; 0 if none is sharded.
+    """
+
+    held: float
+    gathered: float
+
+
+def sharded_bytes(op: Operation, call: LocalCall, parts: AxisParts, sharded: str | bool) -> ParameterBytes:
+    """Return the bytes of an operation's trained parameters on a rank.
+
+    Parameters
+    ----------
+    op : Operation
+        The operation.
+    call : LocalCall
+        The same operation on one rank.
+    parts : AxisParts
+        Grid of its deciding layer.
+    sharded : str or bool
+        Axes over which its weights are sharded, as :func:`.sharded_axes` takes them.
+
+    Returns
+    -------
+    ParameterBytes
+    """
+    shards = parts.group(sharded_axes(parts, sharded)).ranks
+    held = gathered = 0.0
+    for shape, constant in zip(call.constants, op.constants, strict=True):
+        if not constant.trained:
+            continue
+        size = float(math.prod(shape) * constant.itemsize)
+        # A parameter is sharded along its longest dimension that channels do not split. A vector over c stays whole.
+        longest = max((here for here, full in zip(shape, constant.shape, strict=True) if here == full), default=1)
+        if shards == 1 or longest == 1:
+            held += size
+        else:
+            held += size * math.ceil(longest / shards) / longest
+            gathered += size
+    return ParameterBytes(held, gathered)
 
 
 def _interior(strips: list[list[float]]) -> tuple[float, int]:
@@ -56,7 +108,9 @@ class OperationCost:
     update : float
         Optimizer.
     forward, backward : float
-        Elapsed time of the forward and the backward pass, without ``bpa``.
+        Elapsed time of the forward and the backward pass, without ``bpa`` and ``gather``.
+    gather : float
+        One gather of sharded weights. There are two in a step: in the forward and in the backward pass.
     """
 
     fp: float
@@ -70,6 +124,7 @@ class OperationCost:
     update: float
     forward: float
     backward: float
+    gather: float
 
 
 class OperationCosts:
@@ -90,7 +145,7 @@ class OperationCosts:
         self.overlap_halo = machine.overlap.halo if settings.overlap is None else settings.overlap
         self.overlap_allreduce = machine.overlap.allreduce if settings.overlap is None else settings.overlap
         self._rank = machine.computing(ranks)
-        self._operations: dict[tuple[Operation, AxisParts], OperationCost] = {}
+        self._operations: dict[tuple[Operation, AxisParts, str | bool], OperationCost] = {}
         self._shuffles: dict[tuple[tuple[int, ...], int, AxisParts, AxisParts], float] = {}
 
     def compute(self, call: LocalCall, phase: str, fraction: float = 1.0, pieces: int = 1) -> float:
@@ -146,7 +201,7 @@ class OperationCosts:
         one_kernel = roofline.time(amount.flops, amount.bytes, amount.elements or math.inf)
         return one_kernel + (amount.kernels - 1) * roofline.kernel_s
 
-    def operation(self, op: Operation, parts: AxisParts) -> OperationCost:
+    def operation(self, op: Operation, parts: AxisParts, sharded: str | bool = False) -> OperationCost:
         """Return the cost of an operation on a grid.
 
         Parameters
@@ -155,17 +210,20 @@ class OperationCosts:
             The operation.
         parts : AxisParts
             Grid of its deciding layer.
+        sharded : str or bool
+            Axes over which its weights are sharded, as :func:`.sharded_axes` takes them.
 
         Returns
         -------
         OperationCost
         """
-        cost = self._operations.get((op, parts))
+        key = (op, parts, sharded)
+        cost = self._operations.get(key)
         if cost is None:
-            cost = self._operations[op, parts] = self._operation(op, parts)
+            cost = self._operations[key] = self._operation(*key)
         return cost
 
-    def _operation(self, op: Operation, parts: AxisParts) -> OperationCost:
+    def _operation(self, op: Operation, parts: AxisParts, sharded: str | bool) -> OperationCost:
         call = local_call(op, parts)
         fp, bpx, bpw = (self.compute(call, phase) for phase in ("forward", "input", "weight"))
         exchange, strips = self._halo(op, call, parts), self._strips(op, call, parts)
@@ -176,7 +234,7 @@ class OperationCosts:
         # The first layer's input needs no gradient, so its reverse halo exchange and its sum over channels do not
         # happen.
         sent_back = exchange + channels.sum_dx if error else 0.0
-        bpa, update = self._parameters(op, call, parts)
+        gather, bpa, update = self._parameters(op, call, parts, sharded)
         return OperationCost(
             fp=fp,
             bpx=bpx,
@@ -190,6 +248,7 @@ class OperationCosts:
             # Sums over channels and statistics follow the computation and cannot be overlapped with it.
             forward=self._forward(call, strips, halo_forward) + channels.sum_y + sync_forward,
             backward=sync_backward + channels.gather_dy + self._backward(call, strips, sent_back),
+            gather=gather,
         )
 
     def _forward(self, call: LocalCall, strips: list[list[float]], exchange: float) -> float:
@@ -311,22 +370,41 @@ class OperationCosts:
     def _allreduce(self, parts: AxisParts, axes: list[str], size: float) -> float:
         return self.machine.allreduce(parts.group(axes), size) if axes else 0.0
 
-    def _parameters(self, op: Operation, call: LocalCall, parts: AxisParts) -> tuple[float, float]:
-        """Return the time of BPa, the gradient all-reduce over the ranks that split the work, and of the optimizer."""
+    def _parameters(
+        self, op: Operation, call: LocalCall, parts: AxisParts, sharded: str | bool
+    ) -> tuple[float, float, float]:
+        """Return the time of one gather of the weights, of BPa, and of the optimizer.
+
+        BPa is the all-reduce of the gradients over the ranks that split the work. Sharded weights have a reduce-scatter
+        instead, and an all-reduce of each part over the other axes.
+        """
         size = self.parameter_bytes(op, call)
         if not size:
-            return 0.0, 0.0
-        sharded = call.split is not None
-        # Ranks along c hold other weights if they are sharded, so their gradients need no sum.
-        axes = [a for a in axes_of(op.x.shape) if a and parts.parts_along(a) > 1 and not (a == "c" and sharded)]
+            return 0.0, 0.0, 0.0
+        # Ranks along c hold other weights if they are split, so their gradients need no sum.
+        split_channels = call.split is not None
+        axes = [a for a in axes_of(op.x.shape) if a and parts.parts_along(a) > 1 and not (a == "c" and split_channels)]
         # Weights, gradients and each slot of state are read; weights and state are written.
         passes = 3 + 2 * self.settings.optimizer_slots
+        stored = sharded_bytes(op, call, parts, sharded)
+        if stored.gathered:
+            full, over = stored.gathered, sharded_axes(parts, sharded)
+            # Layers of few weights share the fixed costs of a message.
+            fixed = min(1.0, full / GROUP_BYTES) * self._rank.roofline.exchange_s
+            gather = self.machine.allgather(parts.group(over), full) + fixed
+            if set(over) <= set(axes):
+                rest = [axis for axis in axes if axis not in over]
+                bpa = self.machine.reduce_scatter(parts.group(over), full) + fixed
+                bpa += self._allreduce(parts, rest, full / parts.group(over).ranks)
+            else:
+                bpa = self._allreduce(parts, axes, full)
+            return gather, bpa, self.roofline(Work(bytes=passes * stored.held))
         update = self.roofline(Work(bytes=passes * size / self.optimizer_ranks(call, parts)))
         # Each rank updates its part of a replicated parameter, and receives the others.
         if self.settings.shard_optimizer:
-            update += 0.0 if sharded else self.machine.allgather(parts.group(parts.shape), size)
+            update += 0.0 if split_channels else self.machine.allgather(parts.group(parts.shape), size)
         summed = sum(constant.trained for constant in op.constants) if axes else 0
-        return self._allreduce(parts, axes, size) + summed * self._rank.roofline.gradient_s, update
+        return 0.0, self._allreduce(parts, axes, size) + summed * self._rank.roofline.gradient_s, update
 
     def optimizer_ranks(self, call: LocalCall, parts: AxisParts) -> int:
         """Return the number of ranks that share the optimizer's work and state for the parameters of a call.

@@ -4,7 +4,7 @@ It consists of four parts::
 
     libraries    the interpreter, torch, MPI, and the packages of the model
     columns      the unfolded input of a convolution where torch does not use oneDNN
-    rearranged   copies of a convolution's input and output in oneDNN's blocked layout
+    rearranged   copies of a convolution's input, output and weights in oneDNN's blocked layout
     holes        free memory that an allocator holds: a tenth of the memory in use and 128 MiB, but not more than a step
                  allocates and frees, the columns of all convolutions included
 
@@ -118,11 +118,11 @@ def _uses_onednn(op: Operation, block: tuple[int, ...]) -> bool:
 
 
 def _workspace_bytes(op: Operation, call: LocalCall) -> float:
-    """Return the bytes that a convolution takes in addition to its input and output, on one rank."""
+    """Return the bytes that a convolution takes in addition to its input, output and weights, on one rank."""
     assert op.window is not None
     x, y = (math.prod(shape) * op.y.itemsize for shape in (call.inputs[0], call.outputs[0]))
     if _uses_onednn(op, call.inputs[0]):
-        return float(x + y)
+        return float(x + y + math.prod(call.constants[0]) * op.y.itemsize)
     # One column for each output holds the values under the kernel. Samples are unfolded one by one.
     extents = (call.inputs if op.window.transposed else call.outputs)[0][2:]
     features = (call.outputs if op.window.transposed else call.inputs)[0][1]

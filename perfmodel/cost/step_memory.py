@@ -8,7 +8,8 @@ There are two models::
     keep-all   every output and every activation gradient, for the full step: the paper's implementation
 
 Both add the halos that a rank receives, redistributed copies of inputs, and the workspace. A function that has no
-distributed operator is computed replicated and saves full tensors.
+distributed operator is computed replicated and saves full tensors. Sharded weights add what is gathered: the weights of
+one group of layers and of the next one, and in backward gradients that are not yet reduce-scattered.
 
 Terms are in the order of the forward pass (see :func:`.peak`). A KEEP without a RELEASE is a tensor that autograd
 saves: it stays from the forward of its operation to the backward, hence at all later points of the forward pass. A KEEP
@@ -20,13 +21,15 @@ Source: Dryden et al. 2019, V and VI-B1 (which samples fit a GPU). The paper doe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from distconv.dispatch import has_operator
+from distconv.parameters.gathered_layers import GROUP_BYTES
+from distconv.parameters.sharded_axes import sharded_axes
 from distconv.perfmodel.cost.block_geometry import AxisParts, axes_of, local_shape
 from distconv.perfmodel.cost.cost_tables import CostKind, Term
-from distconv.perfmodel.cost.operation_cost import OperationCosts
+from distconv.perfmodel.cost.operation_cost import OperationCosts, sharded_bytes
 from distconv.perfmodel.cost.operation_work import local_call
 from distconv.perfmodel.graph.graph import INPUT, LayerGraph, Operation, Value
 
@@ -46,18 +49,50 @@ def memory_terms(graph: LayerGraph, costs: OperationCosts) -> Iterator[Term]:
         Bytes.
     """
 
-    def state_bytes(op: Operation, parts: AxisParts) -> float:
+    def state_bytes(op: Operation, parts: AxisParts, sharded: str | bool = False) -> float:
         # Weights and optimizer state, and the gradients.
-        return lasting_bytes(op, costs, parts) + costs.parameter_bytes(op, local_call(op, parts))
+        gradients = sharded_bytes(op, local_call(op, parts), parts, sharded).held
+        return lasting_bytes(op, costs, parts, sharded) + gradients
 
     for op in graph.operations:
-        yield Term(CostKind.RESIDENT, (op.layer,), partial(state_bytes, op))
+        yield Term(CostKind.RESIDENT, decisions_on_weights(op), partial(state_bytes, op))
     workspace = costs.settings.workspace
     yield Term(CostKind.RESIDENT, (), lambda: workspace)
-    if costs.settings.memory_model == "keep-all":
-        yield from _keep_all(graph)
-    else:
-        yield from _autograd(graph)
+    activations = _keep_all(graph) if costs.settings.memory_model == "keep-all" else _autograd(graph)
+    gathered = _GatherTerms(graph)
+    for position, terms in enumerate(activations):
+        yield from gathered.terms_before(position)
+        yield from terms
+
+
+def decisions_on_weights(op: Operation) -> tuple[str, ...]:
+    """Return the decisions on which terms of an operation's parameters depend: grid and sharding of its layer.
+
+    Only deciding layers shard their weights, since a plan names no others.
+
+    Parameters
+    ----------
+    op : Operation
+
+    Returns
+    -------
+    tuple of str
+    """
+    return (op.layer, sharding_of(op.layer)) if op.decides and op.parameters else (op.layer,)
+
+
+def sharding_of(layer: str) -> str:
+    """Return the name of the decision over which axes a layer shards its weights.
+
+    Parameters
+    ----------
+    layer : str
+
+    Returns
+    -------
+    str
+    """
+    return f"weights of {layer}"
 
 
 def block_bytes(value: Value, parts: AxisParts) -> float:
@@ -75,7 +110,7 @@ def block_bytes(value: Value, parts: AxisParts) -> float:
     return float(math.prod(local_shape(value.shape, parts)) * value.itemsize)
 
 
-def lasting_bytes(op: Operation, costs: OperationCosts, parts: AxisParts) -> float:
+def lasting_bytes(op: Operation, costs: OperationCosts, parts: AxisParts, sharded: str | bool = False) -> float:
     """Return the bytes of an operation's weights and optimizer state, which stay allocated between steps.
 
     Parameters
@@ -84,13 +119,17 @@ def lasting_bytes(op: Operation, costs: OperationCosts, parts: AxisParts) -> flo
     costs : OperationCosts
     parts : AxisParts
         Grid of its layer.
+    sharded : str or bool
+        Axes over which its weights are sharded.
 
     Returns
     -------
     float
     """
     call = local_call(op, parts)
-    return costs.parameter_bytes(op, call) * (1 + costs.settings.optimizer_slots / costs.optimizer_ranks(call, parts))
+    weights = sharded_bytes(op, call, parts, sharded)
+    ranks = 1 if weights.gathered else costs.optimizer_ranks(call, parts)
+    return weights.held * (1 + costs.settings.optimizer_slots / ranks)
 
 
 def _received_bytes(op: Operation, parts: AxisParts) -> float:
@@ -121,32 +160,37 @@ def _copy(value: Value, copies: int) -> Callable[[AxisParts, AxisParts], float]:
     return size
 
 
-def _keep_all(graph: LayerGraph) -> Iterator[Term]:
+def _keep_all(graph: LayerGraph) -> Iterator[list[Term]]:
+    """Yield the terms of each operation."""
     # The network's input has no gradient. All other tensors count twice: values and gradients.
     x = graph.operations[0].x
-    yield Term(CostKind.KEEP, (graph.input_layer,), lambda parts: block_bytes(x, parts))
+    terms = [Term(CostKind.KEEP, (graph.input_layer,), lambda parts: block_bytes(x, parts))]
     for op in graph.operations:
         if not op.view:
             for value in op.outputs:
-                yield Term(CostKind.KEEP, (op.layer,), lambda parts, value=value: 2 * block_bytes(value, parts))
-        yield Term(CostKind.KEEP, (op.layer,), lambda parts, op=op: 2 * _received_bytes(op, parts))
+                terms.append(Term(CostKind.KEEP, (op.layer,), lambda parts, value=value: 2 * block_bytes(value, parts)))
+        terms.append(Term(CostKind.KEEP, (op.layer,), lambda parts, op=op: 2 * _received_bytes(op, parts)))
         for layer, value in _redistributed_inputs(graph, op):
-            yield Term(CostKind.KEEP, (layer, op.layer), _copy(value, 2))
+            terms.append(Term(CostKind.KEEP, (layer, op.layer), _copy(value, 2)))
+        # What is gathered for the operation counts while it runs.
+        terms.append(Term(CostKind.TRANSIENT, (), lambda: 0.0))
+        yield terms
+        terms = []
 
 
-def _autograd(graph: LayerGraph) -> Iterator[Term]:
+def _autograd(graph: LayerGraph) -> Iterator[list[Term]]:
+    """Yield the terms of each operation."""
     kept = _SavedTensors(graph)
     # The last operation that reads each result.
     lasts = {(value.producer, value.storage): op.index for op in graph.operations for value in op.inputs}
     waiting: dict[int, list[Term]] = {}
     for op in graph.operations:
         # A result that this operation reads last is part of its working set, and counts there.
-        yield from waiting.pop(op.index, [])
-        yield from kept.terms(op)
-        yield Term(CostKind.TRANSIENT, (op.layer,), lambda parts, op=op: _working_bytes(op, parts))
+        terms = [*waiting.pop(op.index, []), *kept.terms(op)]
+        terms.append(Term(CostKind.TRANSIENT, (op.layer,), lambda parts, op=op: _working_bytes(op, parts)))
         for layer, value in _redistributed_inputs(graph, op):
             # Twice: the redistributed input, and in backward its gradient.
-            yield Term(CostKind.TRANSIENT, (layer, op.layer), _copy(value, 2))
+            terms.append(Term(CostKind.TRANSIENT, (layer, op.layer), _copy(value, 2)))
         for value in op.outputs:
             last = lasts.get((value.producer, value.storage), op.index)
             if last > op.index + 1 and not op.view and value.elements > 1:
@@ -154,7 +198,66 @@ def _autograd(graph: LayerGraph) -> Iterator[Term]:
                 # KEEP and RELEASE are paired by the identity of `size`.
                 layers, size = (op.layer,), partial(block_bytes, value)
                 waiting.setdefault(last, []).append(Term(CostKind.RELEASE, layers, size))
-                yield Term(CostKind.KEEP, layers, size)
+                terms.append(Term(CostKind.KEEP, layers, size))
+        yield terms
+
+
+class _GatherTerms:
+    """Terms of gathered weights, which stay for the operations of some groups of layers.
+
+    Groups are gathered one ahead, so in backward the full weights of group g exist from group g + 1 to g, its full
+    gradients during g, and during g - 1 a reduce-scatter sends these and receives as much, except this rank's part.
+    The forward pass needs less.
+    """
+
+    def __init__(self, graph: LayerGraph) -> None:
+        operations = graph.operations
+        self._terms: dict[int, list[Term]] = {}
+        groups = _groups_of_layers(operations)
+        for number, group in enumerate(groups):
+            first, last = group[0], group[-1]
+            before = groups[number - 1][0] if number else first
+            after = groups[number + 1][-1] if number + 1 < len(groups) else last
+            for position in group:
+                op = operations[position]
+                # A partial for each: KEEP and RELEASE are paired by identity.
+                self._keep(op, first, after, partial(_gathered_bytes, op))
+                self._keep(op, first, last, partial(_gathered_bytes, op))
+                if before < first:
+                    self._keep(op, before, first - 1, partial(_reducing_bytes, op))
+
+    def _keep(self, op: Operation, first: int, last: int, size: Callable[[AxisParts, str | bool], float]) -> None:
+        layers = decisions_on_weights(op)
+        self._terms.setdefault(first, []).append(Term(CostKind.KEEP, layers, size))
+        self._terms.setdefault(last + 1, []).append(Term(CostKind.RELEASE, layers, size))
+
+    def terms_before(self, position: int) -> list[Term]:
+        """Return the terms that begin or end before an operation. Those after the last one end with the step."""
+        return self._terms.get(position, [])
+
+
+def _groups_of_layers(operations: Sequence[Operation]) -> list[list[int]]:
+    """Return the operations whose weights are gathered together, by their positions."""
+    groups: list[list[int]] = []
+    size = float(GROUP_BYTES)
+    for position, op in enumerate(operations):
+        if op.decides and op.parameters:
+            if size >= GROUP_BYTES:
+                groups.append([])
+                size = 0.0
+            groups[-1].append(position)
+            size += sum(constant.elements * constant.itemsize for constant in op.parameters)
+    return groups
+
+
+def _gathered_bytes(op: Operation, parts: AxisParts, sharded: str | bool) -> float:
+    return sharded_bytes(op, local_call(op, parts), parts, sharded).gathered
+
+
+def _reducing_bytes(op: Operation, parts: AxisParts, sharded: str | bool) -> float:
+    """Return the bytes of gradients that are sent and received while they are reduce-scattered."""
+    gathered = _gathered_bytes(op, parts, sharded)
+    return gathered * (2 - 1 / parts.group(sharded_axes(parts, sharded)).ranks)
 
 
 def _working_bytes(op: Operation, parts: AxisParts) -> float:

@@ -308,6 +308,28 @@ def allgather(levels: Levels, n: float) -> float:
     return min(flat, flat_allgather(levels.across, n / levels.node.ranks) + flat_allgather(levels.node, n))
 
 
+def reduce_scatter(levels: Levels, n: float) -> float:
+    """Return the time of a reduce-scatter: flat, or over two levels if that is faster.
+
+    The algorithm over two levels is a reduce-scatter within the node, then one of each part between nodes.
+
+    Parameters
+    ----------
+    levels : Levels
+    n : float
+        Bytes on each rank before.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    flat = flat_reduce_scatter(levels.flat, n)
+    if not levels.nested:
+        return flat
+    return min(flat, flat_reduce_scatter(levels.node, n) + flat_reduce_scatter(levels.across, n / levels.node.ranks))
+
+
 def messages_time(levels: Levels, peers: int, nbytes: float) -> float:
     """Return the time to send some other ranks a message each, as many as possible on the same node.
 

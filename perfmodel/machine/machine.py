@@ -288,6 +288,23 @@ class Machine:
         """
         return collectives.allgather(self.levels(group), bytes_total)
 
+    def reduce_scatter(self, group: RankGroup, bytes_total: float) -> float:
+        """Return the time of a reduce-scatter.
+
+        Parameters
+        ----------
+        group : RankGroup
+            Ranks that take part.
+        bytes_total : float
+            Bytes on each rank before.
+
+        Returns
+        -------
+        float
+            Seconds; 0 for one rank or no bytes.
+        """
+        return collectives.reduce_scatter(self.levels(group), bytes_total)
+
     def computing(self, ranks: int) -> Compute:
         """Return the compute of a rank while ``ranks`` ranks of its node compute.
 

@@ -17,11 +17,15 @@ from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.candidates import Candidate
 from distconv.perfmodel.cost.evaluation import StepModel
 from distconv.perfmodel.cost.operation_work import local_call, work
+from distconv.perfmodel.cost.step_memory import sharding_of
 from distconv.perfmodel.graph.graph import INPUT, LayerGraph
 
 
 def longest_path(
-    model: StepModel, candidates: Mapping[str, Sequence[Candidate]], memory_weight: float = 0.0
+    model: StepModel,
+    candidates: Mapping[str, Sequence[Candidate]],
+    memory_weight: float = 0.0,
+    sharded: str | bool = False,
 ) -> dict[str, int]:
     """Choose a candidate for each layer, along the longest paths first.
 
@@ -37,6 +41,8 @@ def longest_path(
         Candidates of each deciding layer.
     memory_weight : float
         Penalty on memory, seconds per byte.
+    sharded : str or bool
+        Axes over which all layers shard their weights.
 
     Returns
     -------
@@ -44,7 +50,9 @@ def longest_path(
         Index of each layer's candidate.
     """
     chosen: dict[str, int] = {}
-    costs = {name: _layer_costs(model, name, options_of, memory_weight) for name, options_of in candidates.items()}
+    costs = {
+        name: _layer_costs(model, name, options_of, memory_weight, sharded) for name, options_of in candidates.items()
+    }
     for path in _paths(model.graph):
         options = {name: [chosen[name]] if name in chosen else list(range(len(candidates[name]))) for name in path}
         chosen.update(_shortest(model, candidates, costs, path, options))
@@ -74,21 +82,26 @@ def _paths(graph: LayerGraph) -> Iterator[list[str]]:
         waiting -= set(path)
 
 
-def _layer_costs(model: StepModel, name: str, options: Sequence[Candidate], memory_weight: float) -> np.ndarray:
+def _layer_costs(
+    model: StepModel, name: str, options: Sequence[Candidate], memory_weight: float, sharded: str | bool
+) -> np.ndarray:
     """Return the cost of each candidate of a layer (Cost_D in the paper), including operations that inherit its grid.
 
-    The gradient all-reduce counts in full, without overlap.
+    The gradient all-reduce, and gathers of sharded weights, count in full, without overlap.
     """
     total = np.zeros(len(options))
     for op in model.graph.operations:
         if op.layer == name:
             for index, candidate in enumerate(options):
-                cost = model.costs.operation(op, model.parts(candidate))
-                total[index] += cost.update + cost.forward + cost.backward + cost.bpa
+                cost = model.costs.operation(op, model.parts(candidate), op.decides and sharded)
+                total[index] += cost.update + cost.forward + cost.backward + cost.bpa + 2 * cost.gather
     if memory_weight:
         for term in model.memory:
-            if term.layers == (name,):
-                total += memory_weight * np.array([term.cost(model.parts(candidate)) for candidate in options])
+            if set(term.decisions) <= {name, sharding_of(name)} and term.decisions:
+                chosen = [model.decisions({name: candidate}, {name: sharded}) for candidate in options]
+                total += memory_weight * np.array(
+                    [term.cost(*[each[key] for key in term.decisions]) for each in chosen]
+                )
     return total
 
 
@@ -100,14 +113,14 @@ def _shortest(
     options: Mapping[str, list[int]],
 ) -> dict[str, int]:
     """Return the shortest path through the options of each layer; edges cost the redistribution between layers."""
-    shuffles = [term for term in model.time if len(term.layers) == 2 and term.layers in set(pairwise(path))]
+    shuffles = [term for term in model.time if len(term.decisions) == 2 and term.decisions in set(pairwise(path))]
     best = costs[path[0]][options[path[0]]]
     back: list[np.ndarray] = []
     for before, here in pairwise(path):
         edges = np.zeros((len(options[before]), len(options[here])))
         # Forward and backward redistributions have the same pair of layers, so both are edges here.
         for term in shuffles:
-            if term.layers == (before, here):
+            if term.decisions == (before, here):
                 sources = [model.parts(candidates[before][i]) for i in options[before]]
                 targets = [model.parts(candidates[here][j]) for j in options[here]]
                 edges += [[term.cost(source, target) for target in targets] for source in sources]

@@ -9,12 +9,14 @@ Source: Dryden et al. 2019, V-C for ``longest-path``; ``exact`` minimizes the sa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from distconv.errors import PlanError
+from distconv.errors import PlanError, UnsupportedOperation
+from distconv.parameters.sharded_axes import check_axes, sharded_axes
 from distconv.perfmodel.cost.assumptions import Settings
+from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.candidates import Candidate, candidates
 from distconv.perfmodel.cost.cost_tables import CostKind
 from distconv.perfmodel.cost.evaluation import Prediction, StepModel, evaluate
@@ -25,6 +27,9 @@ from distconv.perfmodel.strategy.solver import Infeasible, Solution, smallest_me
 from distconv.plan import Plan, format_parts
 
 METHODS = ("exact", "longest-path")
+
+AUTO = "auto"
+"""Value of ``shard_weights`` that lets the search choose for each layer."""
 
 MEMORY_WEIGHTS = tuple(10.0**exponent for exponent in range(-15, -5))
 """Seconds per byte by which ``longest-path`` penalizes memory, in increasing order until the limit is met.
@@ -62,6 +67,8 @@ class Strategy:
     estimated : bool
         True if the machine has measured times, but not of all layers with weights under this plan. Otherwise it has all
         of them, or none.
+    weights : mapping of str to Prediction
+        The same grids with ``"full"`` weights, and with all weights ``"sharded"`` over all axes. Empty on one rank.
     """
 
     plan: Plan
@@ -75,6 +82,7 @@ class Strategy:
     impossible: Mapping[str, str]
     method: str
     estimated: bool = False
+    weights: Mapping[str, Prediction] = field(default_factory=dict)
 
     def explain(self) -> str:
         """Return a table of the layers with their distributions and times, and the time of pure parallelism.
@@ -95,6 +103,7 @@ def select(
     method: str = "exact",
     *,
     seconds: float = 20.0,
+    shard_weights: str | bool = False,
     **assumptions: Any,
 ) -> Strategy:
     """Choose each layer's distribution for the least time per step within a memory limit.
@@ -115,6 +124,9 @@ def select(
         Search with a proven bound, or the search of the paper, which proves nothing.
     seconds : float
         Approximate time limit of the ``exact`` search. If it ends earlier than the proof, ``gap`` bounds the loss.
+    shard_weights : str or bool
+        Axes over which all layers shard their weights, as in :func:`parallelize`, or ``"auto"``: whether to shard over
+        all axes is chosen for each layer, and the search must be ``exact``.
     **assumptions
         Fields of :class:`Settings`, as in :func:`evaluate`.
 
@@ -130,24 +142,34 @@ def select(
         most, and the smallest limit that works.
     SettingsError
         If an assumption is invalid.
+    UnsupportedOperation
+        If ``shard_weights`` names an unknown axis.
     """
     if method not in METHODS:
         raise PlanError(f"select: method={method!r} is not valid. Use one of {', '.join(METHODS)}")
     if memory is not None and not memory > 0:
         raise PlanError(f"select: memory={memory!r} must be a positive number of bytes per rank, or None")
-    options = candidates(graph, ranks)
+    if shard_weights == AUTO and method != "exact":
+        raise PlanError(f"select: shard_weights={AUTO!r} needs method='exact', not {method!r}")
+    options = _shardable(candidates(graph, ranks), ranks, shard_weights)
     model = StepModel.cached(graph, machine, ranks, Settings(**assumptions))
-    solution = (_solve_exactly if method == "exact" else _solve_along_paths)(model, options, memory, seconds)
-    chosen = {name: options[name][i] for name, i in zip(options, solution.choices, strict=True)}
+    ways = (False, True) if shard_weights == AUTO else (shard_weights,)
+    search = _Search(model, options, ways)
+    solution = (search.exact if method == "exact" else search.along_paths)(memory, seconds)
+    chosen, sharding = search.strategy(solution.choices)
     parts = {name: dict(candidate) for name, candidate in chosen.items()}
+    # One entry if all layers are alike.
+    alike = len(sharding) == len(parts) and len(set(sharding.values())) == 1
+    by_pattern = next(iter(sharding.values())) if alike else sharding
+    plan = Plan(parts, ranks, batch_norm=model.costs.settings.batch_norm, shard_weights=by_pattern)
     return Strategy(
-        plan=Plan(parts, ranks, batch_norm=model.costs.settings.batch_norm),
+        plan=plan,
         time=solution.time,
         memory=solution.memory,
         bound=solution.bound,
         gap=solution.gap,
         optimal=solution.optimal,
-        prediction=evaluate(graph, parts, machine, ranks, **assumptions),
+        prediction=evaluate(graph, plan, machine, ranks, **assumptions),
         uniform={
             name: None if pure is None else evaluate(graph, {"*": pure}, machine, ranks, **assumptions)
             for name, pure in pure_parallelism(graph, ranks).items()
@@ -155,62 +177,115 @@ def select(
         impossible=_impossible_parallelism(graph, ranks),
         method=method,
         estimated=model.is_estimated(chosen),
+        weights={
+            name: evaluate(graph, parts, machine, ranks, shard_weights=sharded, **assumptions)
+            for name, sharded in {"full": False, "sharded": True}.items()
+            if ranks > 1
+        },
     )
 
 
-def _solve_exactly(
-    model: StepModel, options: Mapping[str, Sequence[Candidate]], memory: float | None, seconds: float
-) -> Solution:
-    """Return the best solution found; it is not slower than that of the paper's method."""
-    # Without the limit first: there are fewer sums, and the result may be small enough.
-    problem = model.problem(options)
-    start = _path(model, options, 0.0)
-    solution = solve(problem, None, [start], seconds)
-    if memory is None or solution.memory <= memory:
-        return solution
-    starts = [start, *(_path(model, options, weight) for weight in MEMORY_WEIGHTS)]
-    try:
-        return solve(problem, memory, starts, seconds)
-    except Infeasible as error:
-        raise _no_fit_error(model, options, memory, error.choices, error.smallest) from None
+def _shardable(
+    options: Mapping[str, list[dict[str, int]]], ranks: int, shard_weights: str | bool
+) -> dict[str, list[dict[str, int]]]:
+    """Return the candidates whose weights can be sharded over the axes ``shard_weights``."""
+    if isinstance(shard_weights, bool) or shard_weights == AUTO:
+        return dict(options)
+
+    def is_shardable(candidate: Candidate) -> bool:
+        try:
+            sharded_axes(AxisParts.from_axes(candidate, ranks, 1), shard_weights)
+        except UnsupportedOperation:
+            return False
+        return True
+
+    check_axes(shard_weights, "select: shard_weights")
+    kept = {name: [each for each in layer if is_shardable(each)] for name, layer in options.items()}
+    without = [name for name, layer in kept.items() if not layer]
+    if without:
+        raise PlanError(
+            f"select: shard_weights={shard_weights!r}: each candidate of {without[0]!r} has another axis between these "
+            "axes in the order of the ranks; use True or one axis"
+        )
+    return kept
 
 
-def _solve_along_paths(
-    model: StepModel, options: Mapping[str, Sequence[Candidate]], memory: float | None, seconds: float
-) -> Solution:
-    """Return the paper's choice, with a penalty on memory if it does not fit otherwise. Nothing is proven."""
-    for weight in (0.0, *MEMORY_WEIGHTS):
-        path = _path(model, options, weight)
-        time, size = model.predict({name: options[name][i] for name, i in zip(options, path, strict=True)})
-        if memory is None or size <= memory:
-            return Solution(tuple(path), time, size, 0.0, False)
-    assert memory is not None
-    smallest = smallest_memory(model.problem(options), [path], seconds)
-    raise _no_fit_error(model, options, memory, smallest.choices, smallest.memory)
+class _Search:
+    """Search for the best choices.
 
+    Parameters
+    ----------
+    model : StepModel
+    options : mapping of str to sequence
+        Candidates of each deciding layer.
+    sharding : sequence of str or bool
+        Axes over which each deciding layer may shard its weights.
+    """
 
-def _path(model: StepModel, options: Mapping[str, Sequence[Candidate]], memory_weight: float) -> list[int]:
-    path = longest_path(model, options, memory_weight)
-    return [path[name] for name in options]
+    def __init__(
+        self, model: StepModel, options: Mapping[str, Sequence[Candidate]], sharding: Sequence[str | bool]
+    ) -> None:
+        self._model, self._options, self._sharding = model, options, sharding
 
+    def exact(self, memory: float | None, seconds: float) -> Solution:
+        """Return the best solution found; it is not slower than that of the paper's method."""
+        # Without the limit first: there are fewer sums, and the result may be small enough.
+        problem = self._model.problem(self._options, self._sharding)
+        starts = self._paths(0.0)
+        solution = solve(problem, None, starts, seconds)
+        if memory is None or solution.memory <= memory:
+            return solution
+        starts += [path for weight in MEMORY_WEIGHTS for path in self._paths(weight)]
+        try:
+            return solve(problem, memory, starts, seconds)
+        except Infeasible as error:
+            raise self._no_fit_error(memory, error.choices, error.smallest) from None
 
-def _no_fit_error(
-    model: StepModel, options: Mapping[str, Sequence[Candidate]], memory: float, choices: Sequence[int], smallest: float
-) -> PlanError:
-    """Return the error that no plan fits, with the layer that holds the most in the smallest plan."""
-    chosen = {name: options[name][i] for name, i in zip(options, choices, strict=True)}
-    held: dict[str, float] = dict.fromkeys(options, 0.0)
-    # Bytes that depend on two layers, such as a redistributed input, count for the layer that reads them.
-    for term in model.memory:
-        if term.layers and term.kind in (CostKind.RESIDENT, CostKind.KEEP):
-            held[term.layers[-1]] += term.cost(*[model.parts(chosen[name]) for name in term.layers])
-    tightest = max(held, key=lambda name: held[name])
-    return PlanError(
-        f"select: no plan of {model.graph.model} on {model.ranks} ranks fits into {memory / 1e9:.4g} GB per rank; the "
-        f"smallest limit that works is {smallest:.0f} bytes ({smallest / 1e9:.4g} GB), the tightest layer "
-        f"{tightest!r} ({format_parts(chosen[tightest])}) with {held[tightest] / 1e9:.4g} GB; use more ranks, smaller "
-        "samples or fewer of them"
-    )
+    def along_paths(self, memory: float | None, seconds: float) -> Solution:
+        """Return the paper's choice, with a penalty on memory if it does not fit otherwise. Nothing is proven."""
+        for weight in (0.0, *MEMORY_WEIGHTS):
+            (path,) = self._paths(weight)
+            time, size = self._model.predict(*self.strategy(path))
+            if memory is None or size <= memory:
+                return Solution(tuple(path), time, size, 0.0, False)
+        assert memory is not None
+        smallest = smallest_memory(self._model.problem(self._options, self._sharding), [path], seconds)
+        raise self._no_fit_error(memory, smallest.choices, smallest.memory)
+
+    def strategy(self, choices: Sequence[int]) -> tuple[dict[str, Candidate], dict[str, str | bool]]:
+        """Return the candidate of each layer, and the axes over which layers shard their weights."""
+        layers = len(self._options)
+        chosen = {name: each[i] for (name, each), i in zip(self._options.items(), choices[:layers], strict=True)}
+        ways = [self._sharding[i] for i in choices[layers:]] or [self._sharding[0]] * layers
+        return chosen, {name: way for name, way in zip(self._options, ways, strict=True) if way}
+
+    def _paths(self, memory_weight: float) -> list[list[int]]:
+        """Return the paper's choice, for each way to shard all layers."""
+        several = len(self._sharding) > 1
+        paths = []
+        for index, sharded in enumerate(self._sharding):
+            path = longest_path(self._model, self._options, memory_weight, sharded)
+            paths.append([path[name] for name in self._options] + [index] * len(self._options) * several)
+        return paths
+
+    def _no_fit_error(self, memory: float, choices: Sequence[int], smallest: float) -> PlanError:
+        """Return the error that no plan fits, with the layer that holds the most in the smallest plan."""
+        chosen, sharding = self.strategy(choices)
+        decisions = self._model.decisions(chosen, sharding)
+        held: dict[str, float] = dict.fromkeys(chosen, 0.0)
+        # Bytes that depend on two layers, such as a redistributed input, count for the layer that reads them.
+        for term in self._model.memory:
+            layers = [name for name in term.decisions if name in held]
+            if layers and term.kind in (CostKind.RESIDENT, CostKind.KEEP):
+                held[layers[-1]] += term.cost(*[decisions[name] for name in term.decisions])
+        tightest = max(held, key=lambda name: held[name])
+        full = "" if sharding else ", or shard the weights (shard_weights='auto')"
+        return PlanError(
+            f"select: no plan of {self._model.graph.model} on {self._model.ranks} ranks fits into {memory / 1e9:.4g} "
+            f"GB per rank; the smallest limit that works is {smallest:.0f} bytes ({smallest / 1e9:.4g} GB), the "
+            f"tightest layer {tightest!r} ({format_parts(chosen[tightest])}) with {held[tightest] / 1e9:.4g} GB; use "
+            f"more ranks, smaller samples or fewer of them{full}"
+        )
 
 
 def pure_parallelism(graph: LayerGraph, ranks: int) -> dict[str, dict[str, int] | None]:
@@ -253,18 +328,27 @@ def _format_strategy(strategy: Strategy) -> Iterator[str]:
         f"{strategy.time * 1e3:.3f} ms per step ({strategy.method}: {proven}), {strategy.memory / 1e9:.3f} GB per rank,"
         f" {prediction.hidden * 1e3:.3f} ms of communication hidden"
     )
+    sharded = strategy.plan.shard_weights
+    if sharded:
+        some = f"{len(sharded)} of {len(prediction.layers)} layers: {', '.join(sharded)}"
+        yield f"  weights are sharded in {'all layers' if list(sharded) == ['*'] else some}"
+    if strategy.weights:
+        of = (f"{each.time * 1e3:.3f} ms, {each.memory / 1e9:.3f} GB" for each in strategy.weights.values())
+        yield "  this plan with full weights: {}; with all weights sharded: {}".format(*of)
     for name, alone in strategy.uniform.items():
         if alone is None:
             yield f"  pure {name} parallelism: not possible, {strategy.impossible[name]}"
         else:
             ratio = alone.time / strategy.time
             yield f"  pure {name} parallelism: {alone.time * 1e3:.3f} ms ({ratio:.3f} x), {alone.memory / 1e9:.3f} GB"
-    heads = " ".join(f"{head:>8}" for head in ("FP", "BPx", "BPw", "BPa", "halo", "shuffle"))
+    columns = {"FP": "fp", "BPx": "bpx", "BPw": "bpw", "BPa": "bpa", "halo": "halo", "shuffle": "shuffle"}
+    columns |= {"gather": "gather"} if sharded else {}
+    heads = " ".join(f"{head:>8}" for head in columns)
     yield f"  {'layers':<44} {'distribution':<18} {heads}  ms"
     for parts, group in groupby(prediction.layers.items(), key=lambda item: format_parts(item[1].parts)):
         layers = list(group)
         names = layers[0][0] if len(layers) == 1 else f"{layers[0][0]} ... {layers[-1][0]} ({len(layers)})"
-        figures = [sum(getattr(p, f) for _, p in layers) for f in ("fp", "bpx", "bpw", "bpa", "halo", "shuffle")]
+        figures = [sum(getattr(layer, figure) for _, layer in layers) for figure in columns.values()]
         yield f"  {names:<44} {parts:<18} " + " ".join(f"{1e3 * figure:8.3f}" for figure in figures)
     if prediction.unknown:
         yield f"  estimated by the memory that they touch (see register_cost): {', '.join(prediction.unknown)}"

@@ -35,6 +35,7 @@ ASSUMED: dict[str, dict[str, Any]] = {
     "workspace": {"workspace": 1e6},
     "optimizer_slots": {"optimizer_slots": 2},
     "shard_optimizer": {"shard_optimizer": True},
+    "shard_weights": {"shard_weights": True},
     "batch_norm": {"batch_norm": "local"},
     "overlap": {"overlap": False},
     "layout": {"parts": {"h": 2}},

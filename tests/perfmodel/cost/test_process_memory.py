@@ -25,9 +25,10 @@ def workspace_of(layer, shape, **axes):
     ).convolutions
 
 
-def test_float32_convolutions_rearrange_input_and_output():
-    assert workspace_of(nn.Conv2d(16, 8, 3, padding=1), (1, 16, 64, 64)) == 4 * 64 * 64 * (16 + 8)
-    assert workspace_of(nn.Conv2d(16, 8, 3, padding=1), (1, 16, 64, 64), h=2) == 4 * 32 * 64 * (16 + 8)
+def test_float32_convolutions_rearrange_input_output_and_weights():
+    weights = 8 * 16 * 9
+    assert workspace_of(nn.Conv2d(16, 8, 3, padding=1), (1, 16, 64, 64)) == 4 * (64 * 64 * (16 + 8) + weights)
+    assert workspace_of(nn.Conv2d(16, 8, 3, padding=1), (1, 16, 64, 64), h=2) == 4 * (32 * 64 * (16 + 8) + weights)
 
 
 def test_float64_convolutions_have_a_column_for_each_output():
@@ -37,14 +38,15 @@ def test_float64_convolutions_have_a_column_for_each_output():
 
 def test_volumes_of_few_planes_have_columns_although_they_are_float32():
     assert workspace_of(nn.Conv3d(4, 8, 3, padding=1), (1, 4, 64, 64, 64)) == 4 * 27 * 4 * 64**3
-    assert workspace_of(nn.Conv3d(8, 8, 3, padding=1), (1, 8, 64, 64, 64)) == 4 * 16 * 64**3
+    assert workspace_of(nn.Conv3d(8, 8, 3, padding=1), (1, 8, 64, 64, 64)) == 4 * (16 * 64**3 + 8 * 8 * 27)
 
 
 def test_the_sum_is_what_a_bounded_heap_may_hold():
     graph = trace(nn.Sequential(nn.Conv2d(16, 8, 3, padding=1)), (1, 16, 64, 64))
     grids = dict.fromkeys(graph.deciding, AxisParts.from_axes({}, 1, 8))
     found = process_memory(graph, grids, prediction(1000.0 * MIB), 100.0 * MIB)
-    assert found.total / MIB == pytest.approx((1000 + 340 + 100 + 0.375) * 1.10 + 128)
+    workspace = 4 * (64 * 64 * (16 + 8) + 8 * 16 * 9) / MIB
+    assert found.total / MIB == pytest.approx((1000 + 340 + 100 + workspace) * 1.10 + 128)
     assert found.fits(1.2 * found.total) and not found.fits(1.19 * found.total)
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 import distconv as dc
 from distconv.layers.models import MODELS
@@ -72,6 +73,43 @@ def test_exact_strategies_are_the_best_of_all_combinations():
     assert sum(_check_against_brute_force(seed) for seed in range(8)) >= 6
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_layers_that_shard_their_weights_under_a_limit_are_the_best_of_all_combinations(seed: int) -> None:
+    sizes = random.Random(seed).sample(range(200, 900), 4)
+    model = nn.Sequential(*(nn.Linear(a, b) for a, b in itertools.pairwise(sizes)))
+    graph, here = trace(model, (8, sizes[0])), machine(overlap=seed == 1, bandwidth=1e9)
+    options = candidates(graph, 4)
+    tried = []
+    for combination in itertools.product(*options.values()):
+        parts = dict(zip(options, combination, strict=True))
+        for ways in itertools.product([False, True], repeat=len(options)):
+            axes = {name: True for name, way in zip(options, ways, strict=True) if way}
+            found = evaluate(graph, dc.Plan(parts, 4, shard_weights=axes), here, 4, optimizer_slots=2)
+            tried.append((found.time, found.memory))
+    sizes = sorted(size for _, size in tried)
+    for limit in (sizes[0], sizes[len(sizes) // 8], sizes[len(sizes) // 2]):
+        strategy = select(graph, here, 4, memory=limit, shard_weights="auto", optimizer_slots=2)
+        assert strategy.time == pytest.approx(min(time for time, size in tried if size <= limit), rel=1e-12)
+        assert strategy.memory <= limit and strategy.optimal
+        again = evaluate(graph, strategy.plan, here, 4, optimizer_slots=2)
+        assert (again.time, again.memory) == pytest.approx((strategy.time, strategy.memory), rel=1e-12)
+
+
+def test_a_limit_that_only_sharded_weights_meet_names_them() -> None:
+    # Seven groups do not divide over ranks, so no layer is split over channels.
+    layers = [nn.Conv2d(448, 448, 3, padding=1, groups=7) for _ in range(6)]
+    graph = trace(nn.Sequential(*layers), (4, 448, 3, 3))
+    limit = 1.1 * evaluate(graph, {"*": {"n": 4}}, machine(), 4, shard_weights=True).memory
+    with pytest.raises(dc.PlanError, match="or shard the weights"):
+        select(graph, machine(), 4, memory=limit)
+    strategy = select(graph, machine(), 4, memory=limit, shard_weights="auto")
+    assert strategy.plan.shard_weights
+    assert strategy.weights["sharded"].memory <= strategy.memory <= limit < strategy.weights["full"].memory
+    assert "weights are sharded in" in strategy.explain() and "this plan with full weights" in strategy.explain()
+    with pytest.raises(dc.PlanError, match="needs method='exact'"):
+        select(graph, machine(), 4, memory=limit, shard_weights="auto", method="longest-path")
+
+
 def test_a_plan_carries_the_statistics_of_batch_norm_that_it_was_chosen_for():
     graph = trace(MODELS["resnet20"].factory(), (16, 3, 32, 32))
     strategy = select(graph, machine(), 4, seconds=2, batch_norm="local")
@@ -124,7 +162,15 @@ def test_a_strategy_is_explained_by_the_sums_of_its_layers(known, proven):
     prediction = SimpleNamespace(layers=layers, hidden=7e-3, unknown=["digamma", "i0"])
     spatial = SimpleNamespace(time=0.06, memory=3e9)
     strategy = Strategy(
-        **{"plan": None, "time": 0.04, "memory": 2e9, "gap": 0.0, "method": "exact", "prediction": prediction} | known,
+        **{
+            "plan": dc.Plan({"*": {"n": 2}}),
+            "time": 0.04,
+            "memory": 2e9,
+            "gap": 0.0,
+            "method": "exact",
+            "prediction": prediction,
+        }
+        | known,
         uniform={"sample": None, "spatial": spatial},
         impossible={"sample": "1 samples for 2 ranks"},
     )
