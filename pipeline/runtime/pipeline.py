@@ -153,6 +153,11 @@ class Pipeline:
         self._source = resolve_schedule(
             schedule, count, self._placement.replicas, microbatches=microbatches, weights=weights, options=options
         )
+        if self._source.begins.asynchronous and any(isinstance(p, Plan) and p.shard_weights for p in self._plans):
+            raise ScheduleError(
+                f"pipeline: {schedule} updates weights between the forward and the backward pass of a mini-batch, when "
+                "sharded weights are gathered again. Use a synchronous schedule, or plans without shard_weights"
+            )
         # A parameter in two stages on different ranks would be updated on each by its own gradient.
         check_separate(self.modules, count)
         with watchdog.waiting(lambda: "comparing the stages' parameters"):

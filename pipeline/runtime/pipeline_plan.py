@@ -257,7 +257,7 @@ def stage_plan(index: int, entry: dict[str, Any] | None) -> StagePlan:
         return entry
     file = decode(entry, PlanFields, where, PlanError)
     try:
-        return Plan(file.layers, file.ranks, batch_norm=file.batch_norm)
+        return Plan(file.layers, file.ranks, batch_norm=file.batch_norm, shard_weights=file.shard_weights)
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from None
 

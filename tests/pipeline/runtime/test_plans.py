@@ -10,7 +10,7 @@ from torch import nn
 import distconv as dc
 from distconv.errors import PlanError
 from distconv.layers.models import MODELS
-from distconv.pipeline import Pipeline, split
+from distconv.pipeline import Pipeline, ScheduleError, split
 from tests.pipeline.runtime.test_grids import (
     assert_as_one_process,
     classification,
@@ -39,6 +39,29 @@ PLANS = {
 def test_layers_of_a_stage_on_grids_of_their_own(comm, schedule):
     for plans in PLANS[comm.size]:
         assert_as_one_process(comm, one_conv_between, images(3), schedule, 2, plans)
+
+
+SHARDED = dc.Plan({"*": {"h": 2}}, shard_weights=True)
+SHARDED_LAYERS = dc.Plan({"*": {"n": 2}, "3": {"c": 2}}, shard_weights={"0": "n", "3": True})
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b-so", "zero-bubble"])
+def test_stages_with_sharded_weights(comm, schedule):
+    for plans in {3: [[SHARDED, None]], 4: [[SHARDED, SHARDED], [SHARDED_LAYERS, SHARDED]]}[comm.size]:
+        assert_as_one_process(comm, segmentation, images(3), schedule, 2, plans)
+
+
+@pytest.mark.ranks(4)
+def test_replicas_of_a_stage_with_sharded_weights(comm):
+    assert_as_one_process(comm, segmentation, images(3), "1f1b-so", 2, [SHARDED], replicas=(2,))
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize(("schedule", "weights"), [("stale", "newest"), ("pipedream", "stash"), ("stale", "recompute")])
+def test_asynchronous_schedules_refuse_sharded_weights(comm, schedule, weights):
+    with pytest.raises(ScheduleError, match=f"{schedule} updates weights between the forward and the backward pass"):
+        Pipeline(segmentation(2), comm, schedule, F.cross_entropy, weights=weights, plans=[SHARDED, {"h": 2}])
 
 
 def one_conv_between(count):
