@@ -29,16 +29,18 @@ from distconv.jobs.planning.options import (
     trace_network,
 )
 from distconv.jobs.planning.strong_scaling import Scaling, rank_counts, select_strategies
+from distconv.jobs.training.options import add_shard_weights_argument
 from distconv.perfmodel.cost.assumptions import MEMORY_MODELS, Settings
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.machine.units import Memory
-from distconv.perfmodel.strategy.selection import METHODS, Strategy, select
+from distconv.perfmodel.strategy.selection import AUTO, METHODS, Strategy, select
 
 EXAMPLES = """\
 examples:
   distconv plan --model resnet50 --input 3,224,224 --batch 256 --ranks 64 --machine lassen --out plan.json
   distconv plan --model resnet50 --input 3,224,224 --batch 256 --ranks at-most:64 --machine lassen
   distconv plan --model mesh2k --input 18,2048,2048 --batch 4 --ranks 16 --machine lassen --memory 16GB --plot plan.png
+  distconv plan --model mesh2k --input 18,2048,2048 --batch 4 --ranks 16 --machine lassen --shard-weights auto
   distconv plan --model mypackage.nets:build --classes 10 --input 1,28,28 --batch 32 --ranks 4 --machine ./mine.yaml
   mpiexec -n 4 distconv train classify --data mnist --model mypackage.nets:build --batch 32 --plan plan.json
 """
@@ -76,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="count the optimizer state as split over the ranks with the same weights, as distconv train "
         "--shard-optimizer does",
     )
+    add_shard_weights_argument(parser, "none", AUTO)
     parser.add_argument(
         "--memory-model",
         choices=MEMORY_MODELS,
@@ -123,10 +126,11 @@ def _plan(options: argparse.Namespace) -> None:
     memory = options.memory or machine.memory_bytes
     names = ("optimizer_slots", "shard_optimizer", "memory_model", "workspace", "batch_norm")
     assumptions = asdict(Settings(**{name: getattr(options, name) for name in names}))
+    sharded = options.shard_weights or False
     graph = trace_network(options)
 
     def planned(ranks: int) -> Strategy:
-        return select(graph, machine, ranks, memory=memory, method=options.method, **assumptions)
+        return select(graph, machine, ranks, memory=memory, method=options.method, shard_weights=sharded, **assumptions)
 
     ranks, strategy, remark = choose_rank_count(planned, options.ranks)
     options = argparse.Namespace(**vars(options) | {"ranks": ranks})
@@ -147,7 +151,13 @@ def _plan(options: argparse.Namespace) -> None:
         print(f"plan: {options.out}; train with it: {report.training_command(options, graph)}")
     if options.plot is not None:
         fewer = select_strategies(
-            graph, machine, rank_counts(options.ranks)[:-1], memory, options.method, **assumptions
+            graph,
+            machine,
+            rank_counts(options.ranks)[:-1],
+            memory,
+            options.method,
+            shard_weights=sharded,
+            **assumptions,
         )
         title = (
             f"{options.model}, {options.batch} samples, on {options.ranks} ranks of {machine.name} ({strategy.method})"

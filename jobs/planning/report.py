@@ -6,7 +6,7 @@ Pure formatting. The strategy explains its own choices.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from distconv.jobs.mesh.recipe import CHANNELS
 from distconv.layers.models import MESH_MODELS
@@ -33,6 +33,12 @@ FIGURES = {
     "update": "update",
 }
 """Column headers of predicted times, and the attributes of a prediction that hold them."""
+
+
+def _figures(prediction: Prediction) -> dict[str, str]:
+    """Return the columns of a prediction; gathers are shown if weights are sharded."""
+    gathers = any(layer.gather for layer in prediction.layers.values())
+    return FIGURES | ({"gather": "gather"} if gathers else {})
 
 
 def heading(options: argparse.Namespace, graph: LayerGraph, machine: Machine, memory: float) -> str:
@@ -64,14 +70,15 @@ def totals_table(strategy: Strategy) -> Iterator[str]:
 
     Times are in milliseconds, without overlap except in the columns ``hidden`` and ``step``.
     """
-    heads = "".join(f" {head:>10}" for head in (*FIGURES, "hidden", "step"))
+    figures = _figures(strategy.prediction)
+    heads = "".join(f" {head:>10}" for head in (*figures, "hidden", "step"))
     yield f"  {'ms of all layers':<24}{heads}  GB per rank"
-    yield _total("this plan", strategy.prediction)
+    yield _total("this plan", strategy.prediction, figures)
     for name, alone in strategy.uniform.items():
         if alone is None:
             yield f"  pure {name:<19}   not possible: {strategy.impossible[name]}"
         else:
-            yield _total(f"pure {name}, {format_parts(next(iter(alone.layers.values())).parts)}", alone)
+            yield _total(f"pure {name}, {format_parts(next(iter(alone.layers.values())).parts)}", alone, figures)
     proven = (
         f"gap {strategy.gap:.2%}{', the best' if strategy.optimal else ''}"
         if strategy.bound > 0
@@ -80,8 +87,8 @@ def totals_table(strategy: Strategy) -> Iterator[str]:
     yield f"  no plan over these candidates takes less than {1e3 * strategy.bound:.3f} ms: {proven}"
 
 
-def _total(name: str, prediction: Prediction) -> str:
-    sums = {figure: sum(getattr(layer, figure) for layer in prediction.layers.values()) for figure in FIGURES.values()}
+def _total(name: str, prediction: Prediction, figures: Mapping[str, str]) -> str:
+    sums = {figure: sum(getattr(layer, figure) for layer in prediction.layers.values()) for figure in figures.values()}
     shown = "".join(f" {1e3 * value:>10.3f}" for value in (*sums.values(), prediction.hidden, prediction.time))
     return f"  {name:<24}{shown}  {prediction.memory / 1e9:>11.4g}"
 
@@ -121,10 +128,10 @@ def process_memory_line(
 
 def layer_table(prediction: Prediction) -> Iterator[str]:
     """Yield a table with a line per layer, which includes the operations that inherit its distribution."""
-    width = max(map(len, prediction.layers))
-    yield f"  {'ms of each layer':<{width}} {'distribution':<18}{''.join(f' {head:>10}' for head in FIGURES)}"
+    width, figures = max(map(len, prediction.layers)), _figures(prediction)
+    yield f"  {'ms of each layer':<{width}} {'distribution':<18}{''.join(f' {head:>10}' for head in figures)}"
     for name, layer in prediction.layers.items():
-        times = "".join(f" {1e3 * getattr(layer, figure):>10.3f}" for figure in FIGURES.values())
+        times = "".join(f" {1e3 * getattr(layer, figure):>10.3f}" for figure in figures.values())
         yield f"  {name:<{width}} {format_parts(layer.parts):<18}{times}"
 
 

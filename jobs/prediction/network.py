@@ -188,7 +188,14 @@ def distribute_network(
         The network in evaluation mode.
     """
     batch_norm = str(trained.settings.get("batch_norm", "global"))
-    model = parallelize(model.to(device, dtype), grid, comm=grid.world, batch_norm=batch_norm)
+    # A network whose weights were sharded in training may be too large for a rank.
+    model = parallelize(
+        model.to(device, dtype),
+        grid,
+        comm=grid.world,
+        batch_norm=batch_norm,
+        shard_weights=trained.settings.get("shard_weights"),
+    )
     if trained.folder is not None:
 
         def check(contents: checkpoint.CheckpointMetadata) -> None:

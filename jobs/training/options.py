@@ -18,13 +18,14 @@ from mpi4py import MPI
 from distconv.arrangement import parse_grid
 from distconv.batch_norm_scope import BATCH_NORM_SCOPES
 from distconv.communication.agreement import try_on_all_ranks
-from distconv.errors import GridError
+from distconv.errors import GridError, UnsupportedOperation
 from distconv.grid import ProcessGrid
 from distconv.jobs.captured_steps import CHOICES
 from distconv.jobs.configuration.optimisation import optimizer_name, scheduler_name
 from distconv.jobs.configuration.options_file import add_config_arguments, parse_mapping
 from distconv.jobs.configuration.tracking import TRACKERS
 from distconv.local_device import device
+from distconv.parameters.sharded_axes import check_axes
 from distconv.plan import Plan
 
 from .settings import TrainingSettings
@@ -186,7 +187,7 @@ def _add_learning_rate(parser: argparse.ArgumentParser, defaults: TrainingSettin
 
 
 def _add_numerics(parser: argparse.ArgumentParser, defaults: TrainingSettings) -> None:
-    """Add the options of dtype, precision, batch-norm scope and sharding of the optimizer."""
+    """Add the options of dtype, precision, batch-norm scope and sharding of weights and of the optimizer."""
     parser.add_argument(
         "--dtype",
         choices=("float32", "float64"),
@@ -211,6 +212,49 @@ def _add_numerics(parser: argparse.ArgumentParser, defaults: TrainingSettings) -
         action="store_true",
         help="split the optimizer state over the ranks with the same weights",
     )
+    add_shard_weights_argument(parser, "the plan's, or none")
+
+
+def add_shard_weights_argument(parser: argparse._ActionsContainer, default: str, *more: str) -> None:
+    """Add ``--shard-weights``, whose value is None or one for :func:`.parallelize`, or from ``more``.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+    default : str
+        The default, in words.
+    *more : str
+        Further values.
+    """
+    also = "".join(f", {value}" for value in more)
+
+    def sharding(text: str) -> str | bool:
+        return text if text in more else sharded_weights(text)
+
+    parser.add_argument(
+        "--shard-weights",
+        type=sharding,
+        metavar="|".join(("all", "none", *more, "n,h")),
+        help="axes over which weights, their gradients and optimizer state are split; layers gather their weights "
+        f"before they use them: all, none{also}, or axes such as n or n,h (default: {default})",
+    )
+
+
+def sharded_weights(text: str) -> str | bool:
+    """Parse ``--shard-weights``: ``all``, ``none`` or axes such as ``n,h``.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If the string is neither.
+    """
+    if text in ("all", "none"):
+        return text == "all"
+    try:
+        check_axes(text, "--shard-weights")
+    except UnsupportedOperation as error:
+        raise argparse.ArgumentTypeError(f"{error}; use all, none, or axes such as n,h") from None
+    return text
 
 
 def _add_run(parser: argparse.ArgumentParser, out: str) -> None:

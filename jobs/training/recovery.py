@@ -23,7 +23,7 @@ from distconv.tensor import DistTensor
 
 from .settings import TrainingSettings
 
-FREE = ("epochs", "steps", "shard_optimizer")
+FREE = ("epochs", "steps", "shard_optimizer", "shard_weights")
 """Settings in which a resumed run may differ from its checkpoint."""
 
 

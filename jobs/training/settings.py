@@ -57,6 +57,8 @@ class TrainingSettings:
     """Scope of batch-norm statistics (distconv.batch_norm_scope)."""
     shard_optimizer: bool = False
     """True splits the optimizer's state over the ranks that hold the same weights. Results do not change."""
+    shard_weights: str | bool | None = None
+    """Axes over which weights are split, as ``parallelize`` takes them. Results do not change."""
     seed: int = 0
     drop_last: bool = False
     """True drops the last batch of an epoch if it is smaller. Otherwise it is kept."""

@@ -301,7 +301,13 @@ class Trainer(Training):
         # A user's model may have a format of its own, which the default leaves as it is.
         if settings.memory_format != "contiguous":
             convert_weights(model, settings.memory_format)
-        model = parallelize(model, grid_or_plan, comm=comm, batch_norm=settings.batch_norm)
+        model = parallelize(
+            model,
+            grid_or_plan,
+            comm=comm,
+            batch_norm=settings.batch_norm,
+            shard_weights=settings.shard_weights,
+        )
         super().__init__(settings, model, grid, comm, device)
         if settings.shard_optimizer:
             shard_optimizer(self.optimizer, comm)

@@ -26,6 +26,7 @@ from distconv.jobs.bench.steps import model_options
 from distconv.jobs.planning.measured_steps import random_tensor
 from distconv.jobs.planning.options import run_on_rank_0
 from distconv.jobs.planning.package_memory import packages_bytes
+from distconv.jobs.training.options import add_shard_weights_argument
 from distconv.jobs.training.report import peak_memory_bytes
 from distconv.parallel import parallelize
 from distconv.parameters.optimizer_state import shard_optimizer
@@ -41,6 +42,7 @@ examples:
   mpiexec -n 4 distconv bench memory --model unet --size 512 --batch 2 --grid n=2,h=2 --json memory.json
   mpiexec -n 4 distconv bench memory --model package.module:factory --input 4,640,640 --optimizer adamw --grid h=4
   mpiexec -n 4 distconv bench memory --model vgg16_bn --size 32 --batch 16 --optimizer adam --shard-optimizer
+  mpiexec -n 4 distconv bench memory --model vgg16_bn --size 32 --batch 16 --optimizer adam --shard-weights all
 """
 
 OPTIMIZERS: dict[str, tuple[Any, int]] = {
@@ -73,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="measure with and without an optimizer state that is split over the ranks",
     )
+    add_shard_weights_argument(parser, "none")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     report.add_json_argument(parser)
 
@@ -112,7 +115,7 @@ def measure(options: argparse.Namespace, grid: ProcessGrid, *, split: bool = Fal
     Peak
     """
     before = peak_memory_bytes()
-    model = parallelize(model_options.make_model(options), grid)
+    model = parallelize(model_options.make_model(options), grid, shard_weights=options.shard_weights)
     make, slots = OPTIMIZERS[options.optimizer]
     optimizer = make(model.parameters(), 1e-3)
     if split:
@@ -148,7 +151,8 @@ def predict_memory(options: argparse.Namespace, axes: Mapping[str, int], ranks: 
     machine = Machine.load("localhost")
     graph = trace(model_options.make_model(options), model_options.batch_shape(options))
     slots = OPTIMIZERS[options.optimizer][1]
-    prediction = evaluate(graph, {"*": dict(axes)}, machine, ranks, optimizer_slots=slots)
+    sharded = options.shard_weights or False
+    prediction = evaluate(graph, {"*": dict(axes)}, machine, ranks, shard_weights=sharded, optimizer_slots=slots)
     parts = AxisParts.from_axes(axes, ranks, machine.ranks_per_node)
     packages = packages_bytes(options.model) + max(0, before - START_BYTES)
     return process_memory(graph, dict.fromkeys(graph.deciding, parts), prediction, packages)

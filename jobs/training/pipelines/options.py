@@ -239,6 +239,8 @@ def pipelining_of(options: argparse.Namespace, ranks: int) -> Pipelining | None:
         raise ScheduleError(
             "--shard-optimizer: cannot be combined with a pipeline, whose stages have different weights. Remove it."
         )
+    if options.shard_weights and (options.pipeline or options.pipeline_plan):
+        raise ScheduleError("--shard-weights: cannot be combined with a pipeline, which splits the weights. Remove it.")
     if options.batch_norm and (options.pipeline or options.pipeline_plan):
         raise ScheduleError(
             "--batch-norm: cannot be combined with a pipeline, whose stages normalize over the micro-batch. Remove it."

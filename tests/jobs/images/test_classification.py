@@ -69,6 +69,27 @@ def test_a_plan_takes_the_same_steps_and_any_grid_goes_on_from_its_checkpoint(co
     assert [second.step(*batch.tensors) for batch in second.batches()] == pytest.approx(expected[4:], rel=1e-10)
 
 
+@pytest.mark.ranks(2, 4)
+def test_sharded_weights_take_the_same_steps_and_full_ones_go_on_from_their_checkpoint(
+    comm: Any, shared_tmp_path: Path
+) -> None:
+    samples = ImageSamples(written(comm, shared_tmp_path), comm)
+    full = ImageSettings("lenet5", batch=16, steps=6, optimizer="adam", lr=0.01, dtype="float64", ema=0.5)
+    expected, saved = [], str(shared_tmp_path / "saved")
+    trainers = [ImageTrainer(replace(full, shard_weights=axes), samples, grid_of(comm)) for axes in (None, True)]
+    for plain, sharded in zip(*(trainer.batches() for trainer in trainers), strict=True):
+        expected.append(trainers[0].step(*plain.tensors))
+        assert trainers[1].step(*sharded.tensors) == pytest.approx(expected[-1], rel=1e-10)
+        if len(expected) == 4:
+            trainers[1].save(saved)
+    scores = [trainer.evaluate("test") for trainer in trainers]
+    assert scores[1].correct == scores[0].correct and scores[1].loss == pytest.approx(scores[0].loss, rel=1e-10)
+    assert all(isinstance(parameter, dc.DistTensor) for parameter in trainers[1].model.parameters())
+    again = ImageTrainer(full, samples, grid_of(comm))
+    assert again.resume(saved)
+    assert [again.step(*batch.tensors) for batch in again.batches()] == pytest.approx(expected[4:], rel=1e-10)
+
+
 @pytest.mark.fault(66)
 @pytest.mark.ranks(2)
 def test_losses_in_half_precision_are_near_the_others(comm: Any, shared_tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ SETTINGS = (
     ],
     [("--batch-norm spatial", {"batch_norm": "spatial"}), ("--batch-norm local", {"batch_norm": "local"})],
     [("--shard-optimizer", {"shard_optimizer": True})],
+    [("--shard-weights all", {"shard_weights": True}), ("--shard-weights n,h", {"shard_weights": "n,h"})],
     [("--seed 11", {"seed": 11})],
     [("--drop-last", {"drop_last": True})],
     [("--out elsewhere", {"out": "elsewhere"})],

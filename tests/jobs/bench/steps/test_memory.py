@@ -105,6 +105,30 @@ def test_an_optimizer_takes_the_steps_that_fill_its_state(
     assert name != "momentum" or make.keywords == {"momentum": 0.9}
 
 
+@pytest.mark.ranks(2)
+def test_weights_are_sharded_and_predicted_so_if_asked(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--batch", "2", "--optimizer", "adam", "--shard-weights"]
+    stored: list[str] = []
+
+    def kept(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        optimizer = torch.optim.Adam(parameters)
+        stored.extend(type(p).__name__ for group in optimizer.param_groups for p in group["params"])
+        return optimizer
+
+    monkeypatch.setitem(memory.OPTIMIZERS, "adam", (kept, 2))
+    for axes in ("none", "all"):
+        options = parsed("bench memory", "--model", "lenet5", "--input", "1,28,28", *words, axes)
+        memory.measure(options, ProcessGrid(comm, n=2))
+    assert stored == ["Parameter"] * 10 + ["DistTensor"] * 10
+    full, sharded = (
+        memory.predict_memory(
+            parsed("bench memory", "--model", "vgg11_bn", "--size", "32", *words, axes), {"n": 2}, 2, 0
+        ).tensors
+        for axes in ("none", "all")
+    )
+    assert sharded < 0.85 * full
+
+
 @pytest.mark.parametrize("name", memory.OPTIMIZERS)
 def test_optimizers_keep_as_many_tensors_as_stated(name: str) -> None:
     make, slots = memory.OPTIMIZERS[name]
