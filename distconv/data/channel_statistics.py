@@ -17,7 +17,7 @@ from distconv.data.source import SampleSource
 from distconv.distribution import Box, Interval
 from distconv.errors import DataError
 
-_MEAN, _SQUARE, _LOW, _HIGH = range(4)
+_MEAN, _SQUARE, _LOW, _HIGH, _COUNT = range(5)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Moments:
     high: NDArray[np.float64]
 
 
-def moments(file: SampleSource, name: str, *, channels: bool = True) -> Moments:
+def moments(file: SampleSource, name: str, *, channels: bool = True, missing: bool = False) -> Moments:
     """Return the statistics of each channel of a dataset.
 
     Collective: call on every rank of ``file.comm``.
@@ -44,6 +44,8 @@ def moments(file: SampleSource, name: str, *, channels: bool = True) -> Moments:
         Dataset (N, C, [D, [H,]] W), or (N, [D, [H,]] W) without ``channels``.
     channels : bool
         True if dimension 1 counts channels. Otherwise all values of a sample count as one channel.
+    missing : bool
+        True leaves out NaN, which missing values are. Otherwise they raise.
 
     Returns
     -------
@@ -54,21 +56,21 @@ def moments(file: SampleSource, name: str, *, channels: bool = True) -> Moments:
     ------
     DataError
         On all ranks, if there are no samples or no channels, or a value cannot be read or is not finite; the error
-        names the sample.
+        names the sample. With ``missing``, if a channel has no values at all.
     """
-    check_same_on_all_ranks(file.comm, "moments", f"{file.path}: {name!r}, {channels=}")
+    check_same_on_all_ranks(file.comm, "moments", f"{file.path}: {name!r}, {channels=}, {missing=}")
     shape = file.shape(name)
     if len(shape) < 1 + channels:
         raise DataError(f"moments: {file.path}: {name!r} is {shape} and has no channels. Pass channels=False.")
     if not shape[0]:
         raise DataError(f"moments: {file.path}: {name!r} has no samples. Name another dataset.")
     # One row for each sample, and not a running sum: the order of additions is then the same on any number of ranks.
-    partial = np.zeros((shape[0], 4, shape[1] if channels else 1))
+    partial = np.zeros((shape[0], _COUNT + missing, shape[1] if channels else 1))
     comm = file.comm
 
     def measure() -> None:
         for sample in range(comm.rank, shape[0], comm.size):
-            partial[sample] = _sample_sums(file, name, sample, channels)
+            partial[sample] = _sample_sums(file, name, sample, channels, missing)
 
     try_on_all_ranks(comm, measure, DataError)
     # A rank has zeros for the samples of other ranks. So this allreduce copies and rounds nothing, in any order.
@@ -77,11 +79,19 @@ def moments(file: SampleSource, name: str, *, channels: bool = True) -> Moments:
     if len(bad):
         raise DataError(
             f"{file.path}: {name!r} has NaN or infinite values in {len(bad)} samples, the first is {bad[0]}. "
-            "Missing values of packed data are NaN. Replace them, or leave these samples out."
+            "Missing values of packed data are NaN. Leave them out by missing=True, or leave these samples out."
         )
-    mean = partial[:, _MEAN].mean(0)
+    if missing:
+        counts = partial[:, _COUNT]
+        empty = np.flatnonzero(~counts.any(axis=0))
+        if len(empty):
+            raise DataError(f"{file.path}: all values of channel {empty[0]} of {name!r} are missing. Leave it out.")
+        weights = counts / counts.sum(0)
+        mean, square = ((partial[:, row] * weights).sum(0) for row in (_MEAN, _SQUARE))
+    else:
+        mean, square = partial[:, _MEAN].mean(0), partial[:, _SQUARE].mean(0)
     # Roundoff may make the difference negative.
-    variance = np.maximum(partial[:, _SQUARE].mean(0) - mean**2, 0)
+    variance = np.maximum(square - mean**2, 0)
     std = np.sqrt(variance)
     low, high = partial[:, _LOW].min(0), partial[:, _HIGH].max(0)
     # Round-off leaves a constant channel a little variance.
@@ -114,10 +124,12 @@ def chunk_aligned_boxes(file: SampleSource, name: str, sample: int, channels: bo
     return [(*whole[:first], row, *whole[first + 1 :]) for row in rows]
 
 
-def _sample_sums(file: SampleSource, name: str, sample: int, channels: bool) -> NDArray[np.float64]:
-    """Return mean, mean of the squares, minimum and maximum of each channel of one sample, shape (4, C)."""
-    count = 0
-    total = np.zeros((4, file.shape(name)[1] if channels else 1))
+def _sample_sums(file: SampleSource, name: str, sample: int, channels: bool, missing: bool) -> NDArray[np.float64]:
+    """Return mean, mean of the squares, minimum and maximum of each channel of one sample, shape (4, C).
+
+    If values may be ``missing``, a row with the number of the others follows.
+    """
+    total = np.zeros((_COUNT + 1, file.shape(name)[1] if channels else 1))
     total[_LOW], total[_HIGH] = np.inf, -np.inf
     for box in chunk_aligned_boxes(file, name, sample, channels):
         # In the order of the blocks, which depends on the file only.
@@ -129,10 +141,17 @@ def _sample_sums(file: SampleSource, name: str, sample: int, channels: bool) -> 
             )
         values = stored.astype(np.float64)
         values = values.reshape(total.shape[1], -1)
-        count += values.shape[1]
+        lowest = highest = values
+        if missing:
+            unknown, limit = np.isnan(values), np.finfo(np.float64).max
+            total[_COUNT] += (~unknown).sum(1)
+            lowest, highest = np.where(unknown, limit, values), np.where(unknown, -limit, values)
+            values = np.where(unknown, 0.0, values)
+        else:
+            total[_COUNT] += values.shape[1]
         total[_MEAN] += values.sum(1)
         total[_SQUARE] += (values**2).sum(1)
-        total[_LOW] = np.minimum(total[_LOW], values.min(1))
-        total[_HIGH] = np.maximum(total[_HIGH], values.max(1))
-    total[_MEAN:_LOW] /= count
-    return total
+        total[_LOW] = np.minimum(total[_LOW], lowest.min(1))
+        total[_HIGH] = np.maximum(total[_HIGH], highest.max(1))
+    total[_MEAN:_LOW] /= np.maximum(total[_COUNT], 1)
+    return total[: _COUNT + missing]

@@ -20,9 +20,11 @@ from numpy.typing import NDArray
 
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
 from distconv.data.address import Location, parse_location
+from distconv.data.coordinates import Coordinate
 from distconv.data.formats.hdf5_files import Hdf5File
 from distconv.data.formats.store import Store, StoredDataset, describe_unknown_dataset
-from distconv.data.opened_file import file_identity
+from distconv.data.opened_file import FileIdentity, file_identity
+from distconv.data.source import SampleSource
 from distconv.distribution import Box
 from distconv.errors import DataError
 
@@ -144,6 +146,33 @@ class SampleDataset:
         """Return the shape of a dataset's chunks; that of one row if it has none."""
         return self._stored(name).chunks
 
+    def dimensions(self, name: str) -> dict[str, Coordinate | None] | None:
+        """Return the names of a dataset's dimensions, each with its coordinate or None; None without names.
+
+        Collective: call on every rank.
+
+        Parameters
+        ----------
+        name : str
+            Name of the dataset.
+
+        Returns
+        -------
+        dict of str to Coordinate or None
+        """
+
+        def read() -> dict[str, Coordinate | None] | None:
+            dims = self.store.dims(name)
+            if dims is None:
+                return None
+            stored = type(self.store)(self.store.path, [dim for dim in dims if self.store.has(dim)])
+            try:
+                return {dim: stored.coordinate(dim) if dim in stored.names else None for dim in dims}
+            finally:
+                stored.close()
+
+        return try_on_all_ranks(self.comm, read, DataError)
+
     def attribute(self, name: str, group: str = "/") -> object:
         """Return an attribute of the file or of a group, or None if it is missing.
 
@@ -189,15 +218,7 @@ class SampleDataset:
 
     def check_unchanged(self) -> None:
         """Raise DataError on all ranks if a file was replaced or changed since it was opened. Collective."""
-
-        def check() -> None:
-            # Each rank checks some of the files: a list may have thousands.
-            for path, then in list(self.store.states.items())[self.comm.rank :: self.comm.size]:
-                now = file_identity(path)
-                if now != then:
-                    raise DataError(f"{path} has been {then.change(now)} since it was opened. Start again.")
-
-        try_on_all_ranks(self.comm, check, DataError)
+        check_files_unchanged(self.comm, self.store.states)
 
     def warn_of_large_chunks(self, name: str, block: Sequence[int]) -> None:
         """Warn on rank 0 if chunks are larger than the ``block`` (without the sample dimension) that a rank reads.
@@ -209,14 +230,55 @@ class SampleDataset:
         block : sequence of int
             Shape that a rank reads, without the sample dimension.
         """
-        chunk = self.chunks(name)[1:]
-        # Rank 0 has the largest block. A rank without one reads no chunk.
-        if self.comm.rank == 0 and math.prod(chunk) > math.prod(block) > 0:
-            warnings.warn(
-                f"{self.path}: a chunk of {name!r} is {chunk} but a rank reads blocks of {tuple(block)}: "
-                f"neighbours read the same chunks; write the file with smaller chunks, or split fewer dimensions",
-                stacklevel=3,
-            )
+        warn_of_chunks(self, name, block)
+
+
+def check_files_unchanged(comm: MPI.Intracomm, states: Mapping[Location, FileIdentity]) -> None:
+    """Check that files have not changed. Collective: call on every rank.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        Ranks that use the files.
+    states : mapping
+        Identity of each file when it was opened.
+
+    Raises
+    ------
+    DataError
+        On all ranks, if one was replaced or changed.
+    """
+
+    def check() -> None:
+        # Each rank checks some of the files: a list may have thousands.
+        for path, then in list(states.items())[comm.rank :: comm.size]:
+            now = file_identity(path)
+            if now != then:
+                raise DataError(f"{path} has been {then.change(now)} since it was opened. Start again.")
+
+    try_on_all_ranks(comm, check, DataError)
+
+
+def warn_of_chunks(source: SampleSource, name: str, block: Sequence[int]) -> None:
+    """Warn on rank 0 if chunks are larger than what a rank reads.
+
+    Parameters
+    ----------
+    source : SampleSource
+        Source of the samples.
+    name : str
+        Name of the dataset.
+    block : sequence of int
+        Shape that a rank reads, without the sample dimension.
+    """
+    chunk = source.chunks(name)[1:]
+    # Rank 0 has the largest block. A rank without one reads no chunk.
+    if source.comm.rank == 0 and math.prod(chunk) > math.prod(block) > 0:
+        warnings.warn(
+            f"{source.path}: a chunk of {name!r} is {chunk} but a rank reads blocks of {tuple(block)}: "
+            f"neighbours read the same chunks; write the file with smaller chunks, or split fewer dimensions",
+            stacklevel=4,
+        )
 
 
 class SampleFile(SampleDataset):

@@ -61,6 +61,8 @@ class Field:
 
     The threads that read the samples convert them.
     """
+    fill: float | None = None
+    """Value in place of NaN, which missing values are, after shift and scale; None keeps NaN."""
 
     @property
     def has_channels(self) -> bool:
@@ -70,7 +72,8 @@ class Field:
     @property
     def computes(self) -> bool:
         """True if values are multiplied or added to. Otherwise they are only moved."""
-        return bool(self.odd) or bool(self.exchanged) or self.shift is not None or self.scale is not None
+        given = (self.shift, self.scale, self.fill)
+        return bool(self.odd) or bool(self.exchanged) or any(each is not None for each in given)
 
 
 @dataclass(frozen=True, eq=False)
@@ -446,7 +449,7 @@ class Loader(EpochLoader):
             values = values - _per_channel(each, each.shift, space, values)
         if each.scale is not None:
             values = values / _per_channel(each, each.scale, space, values)
-        return values
+        return values if each.fill is None else np.where(np.isnan(values), values.dtype.type(each.fill), values)
 
     def _read_flipped(self, each: Field, sample: int, space: list[Interval], epoch: int) -> NDArray[Any]:
         """Return the values in ``space`` of one sample, which is cropped and then flipped."""

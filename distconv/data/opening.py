@@ -81,13 +81,13 @@ def open_source(
     check_same_on_all_ranks(comm, "open_source", f"{sorted(layouts)} of {named}, {one_each}, {readers}")
     if not layouts:
         raise DataError(f"open_source: no datasets of {path} are named. Name at least one.")
-    files = try_on_all_ranks(comm, lambda: _list_files(path), DataError)
+    files = try_on_all_ranks(comm, lambda: list_files(path), DataError)
     opened: SampleDataset
     if files is not None:
-        opened = _open_files(parse_location(_display_path(path)), files, layouts, comm, one_each)
+        opened = _open_files(parse_location(display_path(path)), files, layouts, comm, one_each)
     else:
         place = parse_location(path)  # type: ignore[arg-type]  # a list has files
-        kind = try_on_all_ranks(comm, lambda: _detect_format(place), DataError)
+        kind = try_on_all_ranks(comm, lambda: detect_format(place), DataError)
         if kind is Hdf5File:
             opened = SampleFile(place, layouts, comm)
         else:
@@ -135,8 +135,23 @@ def has_group(path: Path, group: str, comm: MPI.Intracomm) -> bool:
     return try_on_rank_0(comm, look, DataError)
 
 
-def _detect_format(path: Location) -> type[Store]:
-    """Return the store class for the content of one file or folder, or for the suffix of a URL or a missing file."""
+def detect_format(path: Location) -> type[Store]:
+    """Return the store class for the content of one file or folder, or for the suffix of a URL or a missing file.
+
+    Parameters
+    ----------
+    path : Path or Url
+        Location of the samples.
+
+    Returns
+    -------
+    type of Store
+
+    Raises
+    ------
+    DataError
+        If it is a folder without samples.
+    """
     if isinstance(path, Url):
         if path.suffix not in (".npy", *_NETCDF_SUFFIXES, *_HDF5_SUFFIXES) and any(
             (path / name).is_file() for name in _ZARR_FILES
@@ -155,8 +170,18 @@ def _detect_format(path: Location) -> type[Store]:
     return NpyFiles if path.suffix == ".npy" else Hdf5File
 
 
-def _display_path(path: AnyPath | Sequence[AnyPath]) -> str:
-    """Return the name of the samples in errors: the path, or for a list its common folder or its first URL."""
+def display_path(path: AnyPath | Sequence[AnyPath]) -> str:
+    """Return the name of samples in errors: the path, or for a list its common folder or its first URL.
+
+    Parameters
+    ----------
+    path : str, path-like, Url or sequence of these
+        As in :func:`open_source`.
+
+    Returns
+    -------
+    str
+    """
     if isinstance(path, _SINGLE_PATH_TYPES):
         return str(path)
     places = [parse_location(each).absolute() for each in path]
@@ -165,10 +190,24 @@ def _display_path(path: AnyPath | Sequence[AnyPath]) -> str:
     return os.path.commonpath([str(each) for each in places])
 
 
-def _list_files(path: AnyPath | Sequence[AnyPath]) -> Sequence[Location] | None:
+def list_files(path: AnyPath | Sequence[AnyPath]) -> Sequence[Location] | None:
     """Return the files of a list, of a pattern, or of a folder of HDF5 and netCDF files.
 
     None if ``path`` is one file or group, a URL, or a folder without HDF5 and netCDF files.
+
+    Parameters
+    ----------
+    path : str, path-like, Url or sequence of these
+        As in :func:`open_source`.
+
+    Returns
+    -------
+    sequence of Path or Url, or None
+
+    Raises
+    ------
+    DataError
+        If there are none, or one leads out of its folder.
     """
     if not isinstance(path, _SINGLE_PATH_TYPES):
         if not path:
@@ -219,7 +258,7 @@ def _open_files(
     mine = try_on_all_ranks(
         comm,
         lambda: [
-            read_file_metadata(each, list(layouts), one_each, _detect_format(each))
+            read_file_metadata(each, list(layouts), one_each, detect_format(each))
             for each in files[comm.rank :: comm.size]
         ],
         DataError,

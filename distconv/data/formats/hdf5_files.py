@@ -22,6 +22,15 @@ from distconv.data.formats.virtual import check_virtual_sources
 from distconv.data.opened_file import FileIdentity, open_dataset, open_hdf5, resolve_internal_link
 from distconv.errors import DataError
 
+_OF_DIMENSIONS = (
+    "CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS", "_Netcdf4Dimid", "_Netcdf4Coordinates",
+    "_NCProperties", "_nc3_strict",
+)  # fmt: skip
+"""Attributes by which HDF5 and netCDF store dimensions."""
+
+NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable."
+"""Beginning of the name that netCDF gives a dimension without coordinates."""
+
 _MAX_OPEN_FILES = 64
 """Files of a list that a process has open at the same time."""
 
@@ -114,6 +123,28 @@ class Hdf5File(Store):
         values = entry[()] if entry.dtype.kind == "O" else self._decoder(name, entry).decode(entry[()])
         return [v.decode() if isinstance(v, bytes) else v for v in values.tolist()]
 
+    def has(self, name: str) -> bool:
+        """Return True if the file itself has a dataset of this name, in HDF5's sense of the word."""
+        place = resolve_internal_link(self._file, name)
+        entry = None if place is None else self._file[place]
+        # netCDF stores a dimension without coordinates as a dataset with this name.
+        return isinstance(entry, h5py.Dataset) and not _text(entry.attrs.get("NAME", "")).startswith(NO_VARIABLE)
+
+    def dims(self, name: str) -> tuple[str, ...] | None:
+        """Return the names of an open dataset's dimensions, or None if one has no dimension scale."""
+        stored = self._datasets[name]
+        if stored.is_scale:
+            return (name.rsplit("/", 1)[-1],) if stored.ndim == 1 else None
+        names = [next((scale.name.rsplit("/", 1)[-1] for scale in each.values()), "") for each in stored.dims]
+        return tuple(names) if all(names) else None
+
+    def attributes(self, name: str) -> dict[str, Any]:
+        """Return the attributes of an open dataset, without those by which its values are decoded."""
+        attributes = self._datasets[name].attrs
+        left_out = {*_OF_DIMENSIONS, *self._decoders[name].attributes}
+        plain = {key: _plain(attributes[key]) for key in attributes if key not in left_out}
+        return {key: value for key, value in plain.items() if value is not None}
+
     def attribute(self, name: str, group: str) -> object:
         """Return an attribute of a group, or None if the group lacks it.
 
@@ -134,6 +165,19 @@ class Hdf5File(Store):
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """Return an attribute as a number, a string or a list of numbers; None for anything else."""
+    if isinstance(value, bytes | str):
+        return _text(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return value.reshape(-1).tolist() if value.size > 1 else (value.reshape(-1)[0].item() if value.size else None)
+    return value.item() if isinstance(value, np.generic) and value.dtype.kind in "biuf" else None
 
 
 def _check_records(stored: h5py.Dataset, path: Location, name: str) -> None:

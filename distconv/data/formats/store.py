@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distconv.data.address import Location
+from distconv.data.coordinates import Coordinate
 from distconv.data.opened_file import FileIdentity, file_identity
 from distconv.errors import DataError
 
@@ -103,6 +104,29 @@ class Store(ABC):
     def column(self, name: str) -> list[object] | None:
         """Return a dataset with one value per sample, or None if the file lacks it."""
         return None
+
+    def has(self, name: str) -> bool:
+        """Return True if the location has a dataset of this name, which may not be open."""
+        return name in self.stored
+
+    def dims(self, name: str) -> tuple[str, ...] | None:
+        """Return the names of an open dataset's dimensions, or None if they are not stored."""
+        return None
+
+    def attributes(self, name: str) -> dict[str, Any]:
+        """Return the attributes of an open dataset, without those by which its values are decoded."""
+        return {}
+
+    def coordinate(self, name: str) -> Coordinate:
+        """Return all values of an open dataset with its attributes.
+
+        Raises
+        ------
+        DataError
+            If they cannot be read.
+        """
+        values = self.read(name, tuple(slice(0, extent) for extent in self.stored[name].shape))
+        return Coordinate(self.dims(name) or (name,), values, self.attributes(name))
 
     def attribute(self, name: str, group: str) -> object:
         """Return an attribute of a group, or None if the group lacks it.

@@ -133,6 +133,22 @@ class ZarrGroup(Store):
         values = array[:] if array.dtype.kind == "U" else self._decoder(name, array).decode(array[:])
         return list(values.tolist())
 
+    def has(self, name: str) -> bool:
+        """Return True if the group has an array of this name."""
+        return hasattr(self._group.get(name), "chunks")
+
+    def dims(self, name: str) -> tuple[str, ...] | None:
+        """Return the names of an array's dimensions, or None if they are not stored."""
+        array = self._arrays[name]
+        stored = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
+        names = tuple(str(each) for each in stored or () if each)
+        return names if names and len(names) == array.ndim else None
+
+    def attributes(self, name: str) -> dict[str, Any]:
+        """Return the attributes of an array, without those by which its values are decoded."""
+        left_out = {"_ARRAY_DIMENSIONS", *self._decoders[name].attributes}
+        return {key: value for key, value in self._arrays[name].attrs.asdict().items() if key not in left_out}
+
     def attribute(self, name: str, group: str) -> object:
         """Return an attribute of a group, or None if the group lacks it.
 

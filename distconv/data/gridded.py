@@ -1,0 +1,656 @@
+"""Samples of climate and flow data: variables on a grid as channels, at one time or at several.
+
+A variable has the dimensions (time, lat, lon) or (time, level, lat, lon), or (lat, lon) if it is the same at all times.
+The names of the dimensions may be others. A sample consists of the variables at one time; pairs for forecasts have
+further datasets, whose times come later::
+
+    x    t2m, z at each level, land-sea mask        at time t
+    y    t2m, z at each level                       at t + 1, t + 2, t + 3
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
+from distconv.data.address import parse_location
+from distconv.data.coordinates import Coordinate
+from distconv.data.formats.hdf5_files import ConcatenatedFiles, FileMetadata, read_file_metadata
+from distconv.data.formats.store import Store, describe_unknown_dataset
+from distconv.data.hdf5 import check_files_unchanged, warn_of_chunks
+from distconv.data.opening import AnyPath, detect_format, display_path, list_files
+from distconv.distribution import Box
+from distconv.errors import DataError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+LARGEST_GAP = 1.5
+"""Largest ratio of two intervals between times. Months differ by 1.11."""
+
+
+@dataclass(frozen=True)
+class _Channels:
+    """Consecutive channels: one variable at one time, at some of its levels."""
+
+    variable: str
+    lag: int | None
+    """Time after that of the sample, in stored steps; None for a variable without times."""
+    levels: tuple[int, ...] | None
+    """Indices of the levels; None for a variable without levels."""
+    names: tuple[str, ...]
+
+
+def open_gridded(
+    path: AnyPath | Sequence[AnyPath],
+    datasets: Mapping[str, Sequence[str]],
+    comm: MPI.Intracomm | None = None,
+    *,
+    lag: Mapping[str, int | Sequence[int]] | None = None,
+    levels: Mapping[str, Sequence[float]] | None = None,
+    times: slice | tuple[str, str] | None = None,
+    every: int = 1,
+    time: str = "time",
+    space: int = 2,
+) -> GriddedSource:
+    """Open variables on a grid as a source for :class:`Loader`: each dataset has its variables as channels.
+
+    Values are decoded as xarray decodes them; missing ones are NaN (see ``Field.fill``). Each rank reads the chunks
+    that its boxes touch. Collective: call on every rank.
+
+    Parameters
+    ----------
+    path : str, path-like, Url or sequence of these
+        A zarr group, a netCDF file, or several of either in the order of their times: a list, a pattern
+        (``era5/*.nc``) or a folder. Variables without times, and coordinates, are read from the first one.
+    datasets : mapping of str to sequence of str
+        Variables of each dataset. A variable with levels has a channel for each level.
+    comm : MPI.Intracomm, optional
+        Ranks that read. Default: all ranks of the job.
+    lag : mapping of str to int or sequence of int, optional
+        Time of a dataset after that of the sample, in stored steps, ``{"y": 1}``. Of several, ``{"y": (1, 2, 3)}``, the
+        first channels are those of the first time. Default: 0.
+    levels : mapping of str to sequence of float, optional
+        Values along a dimension of levels, ``{"level": (500, 850)}``. Default: all.
+    times : slice or tuple of str, optional
+        Stored steps, or the first and the last time as ISO dates, ``("2001-01", "2001-12-31")``. No dataset has other
+        times. Default: all.
+    every : int
+        Stored steps between two samples.
+    time : str
+        Name of the dimension of times.
+    space : int
+        Number of dimensions of the grid, which are the last ones.
+
+    Returns
+    -------
+    GriddedSource
+        The open variables. The caller closes it.
+
+    Raises
+    ------
+    DataError
+        On all ranks, if a variable is missing or has other dimensions, variables or files have different grids, times
+        do not increase or have gaps, or no sample is left.
+    MismatchError
+        If ranks pass different arguments, or see different files.
+
+    Examples
+    --------
+    >>> source = open_gridded("era5.zarr", {"x": ["t2m", "z"], "y": ["t2m"]}, lag={"y": 1})   # doctest: +SKIP
+    """
+    comm = MPI.COMM_WORLD if comm is None else comm
+    options = f"{lag=}, {levels=}, {times=}, {every=}, {time=}, {space=}"
+    check_same_on_all_ranks(comm, "open_gridded", f"{display_path(path)}, {dict(datasets)}, {options}")
+    lags = {name: _steps(name, (lag or {}).get(name, 0)) for name in datasets}
+    unknown = sorted(set(lag or {}) - set(datasets))
+    if not datasets or unknown or not all(datasets.values()) or every < 1 or space < 1:
+        what = f"lag names {unknown[0]!r}, which is no dataset" if unknown else "no variables are named"
+        what = f"every={every} and space={space} must be at least 1" if every < 1 or space < 1 else what
+        raise DataError(
+            f"open_gridded: {display_path(path)}: {what}. The datasets are {', '.join(datasets) or 'none'}."
+        )
+    variables = list(dict.fromkeys(each for names in datasets.values() for each in names))
+    grid = _GriddedFiles(path, variables, comm, time, space)
+    try:
+        return try_on_all_ranks(
+            comm,
+            lambda: GriddedSource(grid, datasets, lags=lags, levels=levels or {}, times=times, every=every),
+            DataError,
+        )
+    except BaseException:
+        grid.close()
+        raise
+
+
+def latitude_weights(latitudes: Any) -> torch.Tensor:
+    """Return the relative areas of rows of a latitude-longitude grid, with mean 1.
+
+    Parameters
+    ----------
+    latitudes : array of float
+        Latitudes in degrees, of shape (H,).
+
+    Returns
+    -------
+    Tensor
+        Their cosines divided by the mean cosine, of shape (H, 1), in float64. It multiplies a tensor (N, C, H, W).
+
+    Raises
+    ------
+    DataError
+        If a latitude is not between -90 and 90 degrees.
+    """
+    degrees = np.asarray(latitudes, np.float64).reshape(-1)
+    if not degrees.size or not (np.abs(degrees) <= 90 + 1e-6).all():
+        raise DataError(f"latitude_weights: latitudes must be -90 to 90 degrees, not {degrees}")
+    cosines = np.cos(np.deg2rad(degrees))
+    return torch.from_numpy(cosines / cosines.mean()).reshape(-1, 1)
+
+
+class _GriddedFiles:
+    """Variables and coordinates of one store, or of several along the dimension of times.
+
+    Collective: construct on every rank.
+
+    Parameters
+    ----------
+    path : str, path-like, Url or sequence of these
+        As in :func:`open_gridded`.
+    variables : list of str
+        Names of the variables.
+    comm : MPI.Intracomm
+        Ranks that read.
+    time : str
+        Name of the dimension of times.
+    space : int
+        Number of dimensions of the grid.
+
+    Attributes
+    ----------
+    coords : dict of str to Coordinate
+        Coordinates of the dimensions that have some.
+    dims : dict of str to tuple of str
+        Names of the dimensions of each variable.
+    """
+
+    def __init__(
+        self, path: AnyPath | Sequence[AnyPath], variables: list[str], comm: MPI.Intracomm, time: str, space: int
+    ) -> None:
+        self.path, self.comm, self.time, self.space = parse_location(display_path(path)), comm, time, space
+        files = try_on_all_ranks(comm, lambda: list_files(path), DataError)
+        places = [parse_location(path)] if files is None else list(files)  # type: ignore[arg-type]
+        kind = try_on_all_ranks(comm, lambda: detect_format(places[0]), DataError)
+        self._stores: list[Store] = []
+
+        def opened(names: list[str]) -> Store:
+            self._stores.append(kind(places[0], names))
+            return self._stores[-1]
+
+        try:
+            self._first = try_on_all_ranks(comm, lambda: opened(variables), DataError)
+            self.dims = try_on_all_ranks(comm, lambda: {name: self._dims_of(name) for name in variables}, DataError)
+            known = dict.fromkeys(name for dims in self.dims.values() for name in dims)
+            self._coordinates = try_on_all_ranks(
+                comm, lambda: opened([name for name in known if self._first.has(name)]), DataError
+            )
+            self.coords = try_on_all_ranks(
+                comm,
+                lambda: {name: self._coordinates.coordinate(name) for name in self._coordinates.names},
+                DataError,
+            )
+            self._dynamic = self._first
+            if len(places) > 1:
+                self._concatenate(places, [name for name in variables if self.dims[name][0] == time])
+            seen = ", ".join(f"{name} {self._store(name).stored[name]}" for name in variables)
+            check_same_on_all_ranks(comm, f"{self.path} as each rank sees it", seen)
+        except BaseException:
+            self.close()
+            raise
+
+    def _dims_of(self, name: str) -> tuple[str, ...]:
+        dims = self._first.dims(name)
+        if dims is None:
+            raise DataError(
+                f"{self._first.path}: variable {name!r} has no names of dimensions, as xarray and netCDF write them. "
+                "Use open_source, where the first dimension counts samples."
+            )
+        grid = dims[1:] if dims[0] == self.time else dims
+        if self.time in grid or not self.space <= len(grid) <= self.space + (dims[0] == self.time):
+            raise DataError(
+                f"{self._first.path}: variable {name!r} has the dimensions {dims}, but must have ({self.time}, "
+                f"[levels,] grid) or (grid), with a grid of {self.space} dimensions. Name the dimension of times by "
+                "time=, and the number of the grid's by space=, or transpose the variable."
+            )
+        return dims
+
+    def _concatenate(self, places: list[Any], dynamic: list[str]) -> None:
+        """Open the variables of all files along their times. Each rank reads the metadata of every P-th file."""
+        if not dynamic:
+            raise DataError(f"{self.path}: several files, but no variable has the dimension {self.time!r}")
+        has_times = self.time in self.coords
+        names = [*dynamic, *([self.time] if has_times else [])]
+        comm, grid = self.comm, [name for name in self.coords if name != self.time]
+
+        def head(place: Any) -> tuple[FileMetadata, bytes, Coordinate | None]:
+            kind = detect_format(place)
+            metadata = read_file_metadata(place, names, one_each=False, kind=kind)
+            store = kind(place, [*grid, *([self.time] if has_times else [])])
+            try:
+                read = {each: store.coordinate(each) for each in store.names}
+            finally:
+                store.close()
+            digest = hashlib.blake2b(b"".join(read[each].values.tobytes() for each in grid)).digest()
+            return metadata, digest, read.get(self.time)
+
+        mine = try_on_all_ranks(comm, lambda: [head(each) for each in places[comm.rank :: comm.size]], DataError)
+        of_ranks = comm.allgather(mine)
+        heads = [of_ranks[index % comm.size][index // comm.size] for index in range(len(places))]
+        other = next((h[0].path for h in heads if h[1] != heads[0][1]), None)
+        if other is not None:
+            raise DataError(f"{other}: its coordinates differ from those of {places[0]}. Open them separately.")
+
+        def concatenated() -> Store:
+            self._stores.append(ConcatenatedFiles(self.path, names, [h[0] for h in heads], one_each=False))
+            return self._stores[-1]
+
+        self._dynamic = try_on_all_ranks(comm, concatenated, DataError)
+        if has_times:
+            all_times = [h[2] for h in heads if h[2] is not None]
+            self.coords[self.time] = try_on_all_ranks(comm, lambda: _join_times(self.path, all_times), DataError)
+
+    def _store(self, name: str) -> Store:
+        return self._dynamic if self.dims[name][0] == self.time else self._first
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the stored shape of a variable, over all files."""
+        return self._store(name).stored[name].shape
+
+    def dtype(self, name: str) -> np.dtype:
+        """Return the dtype of a variable's decoded values."""
+        return self._store(name).stored[name].dtype
+
+    def chunks(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a variable's chunks."""
+        return self._store(name).stored[name].chunks
+
+    def read(self, name: str, box: tuple[slice, ...]) -> NDArray[Any]:
+        """Return the values of a variable in a box.
+
+        Parameters
+        ----------
+        name : str
+            Name of the variable.
+        box : tuple of slice
+            One slice for each stored dimension.
+
+        Returns
+        -------
+        ndarray
+        """
+        return self._store(name).read(name, box)
+
+    def attributes(self, name: str) -> Mapping[str, Any]:
+        """Return the attributes of a variable."""
+        return self._first.attributes(name)
+
+    def group_attribute(self, name: str, group: str) -> object:
+        """Return an attribute of the first file, or of a group in it.
+
+        Parameters
+        ----------
+        name : str
+            Name of the attribute.
+        group : str
+            Path of the group.
+
+        Returns
+        -------
+        object
+        """
+        return self._first.attribute(name, group)
+
+    @property
+    def states(self) -> dict[Any, Any]:
+        """Identity of each file when it was opened."""
+        return {path: state for store in self._stores for path, state in store.states.items()}
+
+    def close(self) -> None:
+        """Close all files."""
+        for store in self._stores:
+            store.close()
+
+
+class GriddedSource:
+    """Variables on a grid as datasets (N, C, H, W); a source for :class:`Loader`. :func:`open_gridded` returns one.
+
+    Attributes
+    ----------
+    coords : dict of str to Coordinate
+        Coordinates of the variables' dimensions, as stored, those of times included.
+    """
+
+    readers = 1
+    """Number of boxes that may be read at a time."""
+
+    def __init__(
+        self,
+        files: Any,
+        datasets: Mapping[str, Sequence[str]],
+        *,
+        lags: Mapping[str, tuple[int, ...]],
+        levels: Mapping[str, Sequence[float]],
+        times: slice | tuple[str, str] | None,
+        every: int,
+    ) -> None:
+        """Select times and levels of open files; the arguments are those of :func:`open_gridded`."""
+        self._files: _GriddedFiles = files
+        self.comm, self.path, self.coords = files.comm, files.path, files.coords
+        self._grid = self._check_grid()
+        self._levels = {name: self._level_indices(name, values) for name, values in levels.items()}
+        self._channels = {
+            name: [each for lag in lags[name] for variable in names for each in self._channels_of(variable, lag)]
+            for name, names in datasets.items()
+        }
+        self._bases = self._select_times(times, every, [lag for steps in lags.values() for lag in steps])
+
+    def _check_grid(self) -> tuple[int, ...]:
+        """Return the extents of the grid, which all variables have."""
+        files = self._files
+        grids = {
+            name: dict(zip(dims[-files.space :], files.shape(name)[-files.space :], strict=True))
+            for name, dims in files.dims.items()
+        }
+        first, grid = next(iter(grids.items()))
+        for name, other in grids.items():
+            if list(other.items()) != list(grid.items()):
+                raise DataError(
+                    f"{self.path}: variable {name!r} is on the grid {other}, but {first!r} on {grid}. Open variables "
+                    "of different grids separately."
+                )
+        return tuple(grid.values())
+
+    def _level_indices(self, dimension: str, wanted: Sequence[float]) -> tuple[int, ...]:
+        if not any(dimension in dims[1 : -self._files.space] for dims in self._files.dims.values()):
+            raise DataError(f"{self.path}: levels={dimension!r} is not a dimension of levels of any variable")
+        if dimension not in self.coords:
+            raise DataError(f"{self.path}: dimension {dimension!r} has no coordinate, from which levels are selected")
+        stored = self.coords[dimension].values
+        indices = [np.flatnonzero(np.isclose(stored, value, rtol=1e-9, atol=0)) for value in wanted]
+        missing = [value for value, found in zip(wanted, indices, strict=True) if len(found) != 1]
+        if missing:
+            raise DataError(f"{self.path}: {dimension!r} has no level {missing[0]}; its levels are {stored}")
+        return tuple(int(found[0]) for found in indices)
+
+    def _channels_of(self, variable: str, lag: int) -> Iterator[_Channels]:
+        files = self._files
+        dims, shape = files.dims[variable], files.shape(variable)
+        has_times = dims[0] == files.time
+        after = f" at {lag:+}" if lag and has_times else ""
+        if len(dims) == has_times + files.space:
+            yield _Channels(variable, lag if has_times else None, None, (f"{variable}{after}",))
+            return
+        indices = self._levels.get(dims[1], tuple(range(shape[1])))
+        stored = self.coords[dims[1]].values if dims[1] in self.coords else np.arange(shape[1])
+        names = tuple(f"{variable} {dims[1]}={stored[index]:g}{after}" for index in indices)
+        yield _Channels(variable, lag, indices, names)
+
+    def _select_times(self, times: slice | tuple[str, str] | None, every: int, lags: Sequence[int]) -> range:
+        """Return the stored step of each sample."""
+        files = self._files
+        counts = {name: files.shape(name)[0] for name, dims in files.dims.items() if dims[0] == files.time}
+        if not counts or len(set(counts.values())) > 1:
+            listed = ", ".join(f"{count} in {name!r}" for name, count in counts.items()) or "no variable has times"
+            raise DataError(f"{self.path}: the numbers of times ({files.time!r}) differ: {listed}")
+        (count,) = set(counts.values())
+        if isinstance(times, slice) or times is None:
+            first, last, step = (times or slice(None)).indices(count)
+            if step != 1:
+                raise DataError(f"open_gridded: times={times} has a step. Pass every={step}.")
+        else:
+            first, last = _find_period(self.path, self.coords.get(files.time), files.time, *times)
+        if any(lags):
+            _check_gaps(self.path, self.coords.get(files.time), first, last)
+        # All times of a sample are inside, so that two periods share no values.
+        bases = range(first - min(0, *lags, 0), last - max(0, *lags, 0), every)
+        if not bases:
+            raise DataError(
+                f"{self.path}: no sample is left of {count} times with times={times} and lags {sorted(set(lags))}"
+            )
+        return bases
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files on this rank."""
+        self._files.close()
+
+    def _dataset(self, name: str) -> list[_Channels]:
+        if name not in self._channels:
+            raise DataError(describe_unknown_dataset(name, self.path, self._channels))
+        return self._channels[name]
+
+    def channel_names(self, name: str) -> list[str]:
+        """Return variable, level and lag of each channel of a dataset, such as ``z level=500 at +1``."""
+        return [each for channels in self._dataset(name) for each in channels.names]
+
+    def sample_times(self, lag: int = 0) -> Coordinate | None:
+        """Return the time of each sample, with the stored units; None if times have no coordinate.
+
+        Parameters
+        ----------
+        lag : int
+            Stored steps to add.
+
+        Returns
+        -------
+        Coordinate or None
+        """
+        stored = self.coords.get(self._files.time)
+        if stored is None:
+            return None
+        return Coordinate(stored.dims, stored.values[np.asarray(self._bases) + lag], stored.attributes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a dataset: samples, channels, grid."""
+        return (len(self._bases), len(self.channel_names(name)), *self._grid)
+
+    def dtype(self, name: str) -> np.dtype:
+        """Return the dtype of what :meth:`read` returns, which holds the values of all variables."""
+        return np.result_type(*(self._files.dtype(each.variable) for each in self._dataset(name)))
+
+    def chunks(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the blocks in which the first variable is stored."""
+        return (1, 1, *self._files.chunks(self._dataset(name)[0].variable)[-len(self._grid) :])
+
+    def attribute(self, name: str, group: str = "/") -> object:
+        """Return an attribute of the first file, or of a group in it, or None.
+
+        Parameters
+        ----------
+        name : str
+            Name of the attribute.
+        group : str, optional
+            Path of the group (default: the file itself).
+
+        Returns
+        -------
+        object
+        """
+        return self._files.group_attribute(name, group)
+
+    def variable_attributes(self, variable: str) -> Mapping[str, Any]:
+        """Return the attributes of a variable, such as its units, without those by which it was decoded."""
+        return self._files.attributes(variable)
+
+    def column(self, name: str) -> list[object] | None:
+        """Return the time of each sample if ``name`` is the dimension of times; None otherwise."""
+        times = self.sample_times() if name == self._files.time else None
+        return None if times is None else list(times.values.tolist())
+
+    def read(self, name: str, box: Box) -> NDArray[np.generic]:
+        """Return the values in ``box``. Not collective; may run in another thread.
+
+        Parameters
+        ----------
+        name : str
+            Name of the dataset.
+        box : Box
+            Global indices: samples, channels, grid.
+
+        Returns
+        -------
+        ndarray
+
+        Raises
+        ------
+        DataError
+            On this rank, if they cannot be read.
+        """
+        samples, wanted, *grid = box
+        values = np.empty([each.extent for each in box], self.dtype(name))
+        where = tuple(slice(each.start, each.stop) for each in grid)
+        begin = 0
+        for channels in self._dataset(name):
+            end = begin + len(channels.names)
+            first, last = max(begin, wanted.start), min(end, wanted.stop)
+            if first < last:
+                into = values[:, first - wanted.start : last - wanted.start]
+                for row, sample in enumerate(range(samples.start, samples.stop)):
+                    self._read_channels(into[row], channels, sample, slice(first - begin, last - begin), where)
+            begin = end
+        return values
+
+    def _read_channels(
+        self, into: NDArray[Any], channels: _Channels, sample: int, part: slice, where: tuple[slice, ...]
+    ) -> None:
+        """Read ``part`` of some channels of a sample."""
+        files = self._files
+        if channels.lag is None:
+            into[0] = files.read(channels.variable, where)
+            return
+        step = self._bases[sample] + channels.lag
+        when = slice(step, step + 1)
+        if channels.levels is None:
+            into[0] = files.read(channels.variable, (when, *where))[0]
+            return
+        row = 0
+        for run in _runs(channels.levels[part]):
+            into[row : row + len(run)] = files.read(channels.variable, (when, slice(run[0], run[-1] + 1), *where))[0]
+            row += len(run)
+
+    def check_unchanged(self) -> None:
+        """Raise DataError on all ranks if a file was replaced or changed since it was opened. Collective."""
+        check_files_unchanged(self.comm, self._files.states)
+
+    def warn_of_large_chunks(self, name: str, block: Sequence[int]) -> None:
+        """Warn on rank 0 if chunks are larger than the ``block`` (without the sample dimension) that a rank reads.
+
+        Parameters
+        ----------
+        name : str
+            Name of the dataset.
+        block : sequence of int
+            Shape that a rank reads, without the sample dimension.
+        """
+        warn_of_chunks(self, name, block)
+
+
+def _steps(name: str, lag: int | Sequence[int]) -> tuple[int, ...]:
+    steps = (lag,) if isinstance(lag, int) else tuple(lag)
+    if not steps or not all(isinstance(step, int) and not isinstance(step, bool) for step in steps):
+        raise DataError(f"open_gridded: lag of {name!r} is {lag!r}. Give a number of stored steps, or several.")
+    return steps
+
+
+def _runs(indices: Sequence[int]) -> Iterator[list[int]]:
+    """Yield runs of consecutive indices."""
+    run: list[int] = []
+    for index in indices:
+        if run and index != run[-1] + 1:
+            yield run
+            run = []
+        run.append(index)
+    if run:
+        yield run
+
+
+# -- times ------------------------------------------------------------------------------------------------------------
+
+
+def _decode_times(path: object, times: Coordinate) -> Any:
+    """Return times as xarray decodes them: an index of dates of the calendar.
+
+    Raises
+    ------
+    DataError
+        If xarray cannot decode them.
+    """
+    try:
+        import xarray
+
+        decoded = xarray.decode_cf(xarray.Dataset({"time": ("time", times.values, dict(times.attributes))}))
+        return decoded.indexes["time"]
+    except Exception as error:  # xarray raises errors of several libraries
+        raise DataError(
+            f"{path}: xarray cannot decode the times ({dict(times.attributes)}): {error}. Select times by a slice of "
+            "stored steps."
+        ) from error
+
+
+def _find_period(path: object, times: Coordinate | None, name: str, first: str, last: str) -> tuple[int, int]:
+    """Return the range of stored steps in a period, both ends included."""
+    if times is None:
+        raise DataError(f"{path}: dimension {name!r} has no coordinate. Select times by a slice of stored steps.")
+    index = _decode_times(path, times)
+    try:
+        found = index.slice_indexer(first, last)
+    except (KeyError, ValueError, TypeError) as error:
+        raise DataError(f"{path}: times={first, last!r}: {error}") from error
+    return found.start or 0, len(index) if found.stop is None else found.stop
+
+
+def _check_gaps(path: object, times: Coordinate | None, first: int, last: int) -> None:
+    """Check that times increase in about equal steps, so that a lag is the same for all samples."""
+    if times is None or last - first < 2:
+        return
+    steps = np.diff(times.values[first:last].astype(np.float64))
+    if not (steps > 0).all():
+        at = first + int(np.flatnonzero(~(steps > 0))[0])
+        raise DataError(f"{path}: times do not increase from step {at} to {at + 1}. Sort them, or the list of files.")
+    if steps.max() > LARGEST_GAP * steps.min():
+        at = first + int(steps.argmax())
+        raise DataError(
+            f"{path}: times have a gap of {steps.max():g} between the steps {at} and {at + 1}, where others are "
+            f"{steps.min():g} apart, so a lag would not be the same for all samples. Select times without gaps."
+        )
+
+
+def _join_times(path: object, times: Sequence[Coordinate]) -> Coordinate:
+    """Return the times of several files one after the other, in the units of the first file."""
+    first = times[0]
+    units, calendar = first.attributes.get("units"), first.attributes.get("calendar", "standard")
+    joined = [first.values]
+    for each in times[1:]:
+        if each.attributes.get("calendar", "standard") != calendar:
+            raise DataError(f"{path}: the files have times of different calendars")
+        if each.attributes.get("units") == units:
+            joined.append(each.values)
+            continue
+        from xarray.coding.times import encode_cf_datetime
+
+        dates = _decode_times(path, each).to_numpy()
+        joined.append(encode_cf_datetime(dates, units, calendar)[0])
+    return Coordinate(first.dims, np.concatenate(joined), first.attributes)
