@@ -1,8 +1,9 @@
 """Writing distributed tensors to files: each rank writes its own block, and nothing is gathered.
 
 ``.zarr`` is a zarr group. Ranks first redistribute rows at the borders of their blocks, so that each chunk has a single
-writer. ``.h5`` is a virtual dataset over one file of each rank in the folder ``NAME.h5.parts``, so that HDF5 needs no
-MPI support. An unfinished output is marked as such, and a later run resumes it.
+writer. ``.h5`` and ``.nc`` are virtual datasets over one file of each rank in the folder ``NAME.h5.parts``, so that
+HDF5 needs no MPI support. An unfinished output is marked as such, and a later run resumes it. Dimensions, coordinates
+and attributes are stored as xarray and netCDF read them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from mpi4py import MPI
 
 from distconv.checkpoint.files import hdf5_image
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks, try_on_rank_0
+from distconv.data.coordinates import VariableLabels, to_labels
+from distconv.data.formats.hdf5_files import NO_VARIABLE
 from distconv.data.formats.zarr_groups import UNFINISHED
 from distconv.distribution import Box, Distribution, Interval, block_range
 from distconv.errors import DataError
@@ -37,8 +40,16 @@ _ROWS = 1024
 _PROGRESS = "progress.json"
 
 
-def write(tensor: DistTensor, path: str | os.PathLike[str], name: str = "values") -> None:
-    """Write a distributed tensor to a new file.
+def write(
+    tensor: DistTensor | Mapping[str, DistTensor],
+    path: str | os.PathLike[str],
+    name: str = "values",
+    *,
+    dims: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+    coords: Mapping[str, Any] | None = None,
+    attrs: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a distributed tensor, or several, to a new file.
 
     Each rank writes its own block. An unfinished output of the same shape is overwritten.
 
@@ -46,32 +57,62 @@ def write(tensor: DistTensor, path: str | os.PathLike[str], name: str = "values"
 
     Parameters
     ----------
-    tensor : DistTensor
-        Real values. Half precision is written as float32.
+    tensor : DistTensor or mapping of str to DistTensor
+        Real values. Half precision is written as float32. Of several, each becomes a dataset with its name.
     path : str or path-like
-        A zarr group, ``NAME.zarr``, or an HDF5 file, ``NAME.h5``, which must not exist.
+        A zarr group, ``NAME.zarr``, an HDF5 file, ``NAME.h5``, or a netCDF 4 file, ``NAME.nc``, which must not exist.
     name : str
-        The name of the dataset.
+        The name of the dataset, if there is one tensor.
+    dims : sequence of str, optional
+        Name of each dimension, ``("time", "lat", "lon")``, by which xarray opens the file. Of several tensors that
+        differ, a mapping with the names of each.
+    coords : mapping of str to array, optional
+        Values along dimensions: numbers, dates, or coordinates of :func:`open_gridded`, which keep their units and
+        calendar.
+    attrs : mapping of str to object, optional
+        Attributes of the dataset, such as its units: strings, numbers and lists of numbers. Of several tensors, a
+        mapping for each, by name.
 
     Raises
     ------
     DataError
-        On every rank, if the tensor is not distributed or has no dimensions, the path exists, its suffix or the dtype
-        is not supported, or the file cannot be written.
+        On every rank, if a tensor is not distributed or has no dimensions, the path exists, its suffix or the dtype
+        is not supported, ``dims``, ``coords`` or ``attrs`` do not fit, or the file cannot be written.
     MismatchError
-        On every rank, if ranks pass different paths or names.
+        On every rank, if ranks pass different arguments.
 
     Examples
     --------
     >>> dc.write(model(x), "result.h5")   # doctest: +SKIP
+    >>> dc.write(y, "out.zarr", "t2m", dims=("time", "lat", "lon"), coords={"lat": lat})   # doctest: +SKIP
     """
-    if not isinstance(tensor, DistTensor):
-        raise DataError(
-            f"write: a {type(tensor).__name__} is not distributed. Pass a distributed tensor, dc.scatter(x, grid), or "
-            "write the tensor on one rank."
-        )
-    output = open_output(path, name, tuple(tensor.shape), tensor.dtype, tensor.grid.world, note={})
-    output.write(0, tensor)
+    several = isinstance(tensor, Mapping)
+    tensors: Mapping[str, DistTensor] = tensor if isinstance(tensor, Mapping) else {name: tensor}
+    for value in tensors.values():
+        if not isinstance(value, DistTensor):
+            raise DataError(
+                f"write: a {type(value).__name__} is not distributed. Pass a distributed tensor, dc.scatter(x, grid), "
+                "or write the tensor on one rank."
+            )
+    if not tensors:
+        raise DataError(f"write: {path}: there are no tensors")
+    world = next(iter(tensors.values())).grid.world
+    of_names: Mapping[str, Any] = (attrs or {}) if several else {name: attrs}
+    of_dims = dims if isinstance(dims, Mapping) else dict.fromkeys(tensors, dims)
+    if Path(path).suffix == ".nc":  # netCDF has no dimensions without names
+        of_dims = {n: of_dims.get(n) or [f"{n}_dim_{i}" for i in range(x.dim())] for n, x in tensors.items()}
+    shapes = {n: tuple(x.shape) for n, x in tensors.items()}
+    labels = try_on_all_ranks(world, lambda: to_labels(shapes, of_dims, coords, of_names, f"write: {path}"), DataError)
+    together = [
+        [n, list(x.shape), str(_stored_dtype(x.dtype)).removeprefix("torch."), labels[n].dims, labels[n].attributes]
+        for n, x in tensors.items()
+    ]
+    check_same_on_all_ranks(world, f"write {path}", f"{together}")
+    note = {"together": together} if several else {}
+    for each, x in tensors.items():
+        output = open_output(path, each, tuple(x.shape), x.dtype, world, note=note, labels=labels[each])
+        output.write(0, x)
+    # The others have been written before, and the file is complete with the last one.
     output.finish()
 
 
@@ -83,6 +124,7 @@ def open_output(
     comm: MPI.Intracomm,
     *,
     note: Mapping[str, Any],
+    labels: VariableLabels | None = None,
 ) -> Output:
     """Open a new dataset, or resume an unfinished one with the same ``note``.
 
@@ -91,7 +133,7 @@ def open_output(
     Parameters
     ----------
     path : str or path-like
-        A zarr group, ``NAME.zarr``, or an HDF5 file, ``NAME.h5``.
+        A zarr group, ``NAME.zarr``, an HDF5 file, ``NAME.h5``, or a netCDF 4 file, ``NAME.nc``.
     name : str
         The name of the dataset.
     shape : sequence of int
@@ -102,6 +144,8 @@ def open_output(
         The ranks that write.
     note : mapping of str to object
         Describes the content, in JSON types. An unfinished output is resumed only if it is the same.
+    labels : VariableLabels, optional
+        Dimensions, coordinates and attributes.
 
     Returns
     -------
@@ -116,27 +160,34 @@ def open_output(
         On every rank, if ranks pass different arguments.
     """
     place = Path(path)
-    described = {"shape": list(shape), "dtype": str(dtype).removeprefix("torch."), **note}
+    labels = labels or VariableLabels()
+    described = {"shape": list(shape), "dtype": str(dtype).removeprefix("torch."), **labels.description, **note}
     check_same_on_all_ranks(comm, f"output {place}", f"{name}, {json.dumps(described, sort_keys=True)}")
     if not shape:
         raise DataError(f"write: {place}: a single number has no rows. Write x.reshape(1), or print it.")
     if not isinstance(name, str) or not name.strip("/"):
         raise DataError(f"write: {place}: {name!r} is not a valid dataset name. Pass a name that is not empty.")
-    kind = {".zarr": _ZarrOutput, ".h5": _Hdf5Output}.get(place.suffix)
+    kinds: dict[str, type[_ZarrOutput | _Hdf5Output]] = {".zarr": _ZarrOutput, ".h5": _Hdf5Output, ".nc": _Hdf5Output}
+    kind = kinds.get(place.suffix)
     if kind is None:
         raise DataError(
-            f"write: {place}: unknown output format. Name a zarr group, NAME.zarr, or an HDF5 file, NAME.h5."
+            f"write: {place}: unknown output format. Name a zarr group, NAME.zarr, an HDF5 file, NAME.h5, or a netCDF "
+            "file, NAME.nc."
         )
     if kind is _Hdf5Output and ("%" in place.name or place.name != os.fsencode(place.name).decode(errors="replace")):
         raise DataError(
             f"write: {place}: HDF5 cannot open parts whose names contain % or are not UTF-8. Choose another name."
         )
-    # NumPy has no bfloat16. float32 holds all values of both half-precision dtypes.
-    dtype = torch.float32 if dtype in HALF else dtype
+    dtype = _stored_dtype(dtype)
     if dtype.is_complex or not hasattr(np, str(dtype).removeprefix("torch.")):
         raise DataError(f"write: {place}: {dtype} is not a real NumPy dtype. Convert the tensor.")
     described["dtype"] = str(dtype).removeprefix("torch.")
-    return kind(place.absolute(), name, tuple(shape), dtype=dtype, comm=comm, note=described)
+    return kind(place.absolute(), name, tuple(shape), dtype=dtype, comm=comm, note=described, labels=labels)
+
+
+def _stored_dtype(dtype: torch.dtype) -> torch.dtype:
+    # NumPy has no bfloat16. float32 holds all values of both half-precision dtypes.
+    return torch.float32 if dtype in HALF else dtype
 
 
 def count_written_rows(path: Path, comm: MPI.Intracomm) -> int:
@@ -185,9 +236,18 @@ class Output(ABC):
     """
 
     def __init__(
-        self, path: Path, name: str, shape: tuple[int, ...], *, dtype: torch.dtype, comm: MPI.Intracomm, note: Any
+        self,
+        path: Path,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        dtype: torch.dtype,
+        comm: MPI.Intracomm,
+        note: Any,
+        labels: VariableLabels,
     ) -> None:
         self.path, self.name, self.shape, self.dtype, self.comm, self.note = path, name, shape, dtype, comm, note
+        self.labels = labels
         rows = try_on_all_ranks(comm, lambda: self._begin_or_resume() if comm.rank == 0 else None, DataError)
         # After rank 0 has made the output, which the other ranks open.
         self.rows = int(comm.bcast(rows, root=0))
@@ -195,8 +255,9 @@ class Output(ABC):
 
     @property
     def signature(self) -> str:
-        """String that an unfinished output must have stored to be resumed."""
-        return f"{self.name}, {json.dumps(self.note, sort_keys=True)}"
+        """String that an unfinished output must have stored to be resumed. Datasets of one ``write`` have the same."""
+        together = self.note.get("together")
+        return json.dumps(together) if together else f"{self.name}, {json.dumps(self.note, sort_keys=True)}"
 
     @abstractmethod
     def _begin_or_resume(self) -> int:
@@ -292,10 +353,29 @@ class _ZarrOutput(Output):
                 or (found := decode(begun, _OutputState, str(self.path), DataError)).whole != self.signature
             ):
                 raise DataError(f"{self.path} already exists. Remove it, or choose another name.")
-            return found.rows
-        group = zarr.open_group(self.path, mode="w-", attributes={UNFINISHED: {"rows": 0, "whole": self.signature}})
-        dtype = str(self.note["dtype"])
-        group.create_array(self.name, shape=self.shape, chunks=_chunks(self.shape), dtype=dtype)
+            if self.name in group:
+                return found.rows
+        else:
+            group = zarr.open_group(self.path, mode="w-", attributes={UNFINISHED: {"rows": 0, "whole": self.signature}})
+        group.create_array(
+            self.name,
+            shape=self.shape,
+            chunks=_chunks(self.shape),
+            dtype=str(self.note["dtype"]),
+            dimension_names=self.labels.dims,
+            attributes=dict(self.labels.attributes),
+        )
+        for name, each in self.labels.coords.items():
+            if name not in group:
+                stored = group.create_array(
+                    name,
+                    shape=each.values.shape,
+                    chunks=each.values.shape,
+                    dtype=each.values.dtype,
+                    dimension_names=each.dims,
+                    attributes=dict(each.attributes),
+                )
+                stored[:] = each.values
         return 0
 
     def _open(self) -> None:
@@ -328,7 +408,7 @@ class _Hdf5Output(Output):
     def _begin_or_resume(self) -> int:
         if self.path.exists():
             raise DataError(f"{self.path} already exists. Remove it, or choose another name.")
-        self._pieces: list[tuple[str, list[tuple[int, int]]]] = []
+        self._pieces: list[_Piece] = []
         _parts_folder(self.path).mkdir(parents=True, exist_ok=True)
         begun = _read_progress(self.path)
         if begun is None:
@@ -351,35 +431,64 @@ class _Hdf5Output(Output):
 
     def _write_block(self, box: Box, block: torch.Tensor) -> None:
         with Folder(_parts_folder(self.path)) as folder:
-            folder.write(_file_name(box[0].start, self.comm.rank), hdf5_image({self.name: block}))
+            folder.write(self._file_name(box[0].start, self.comm.rank), hdf5_image({self.name: block}))
+
+    def _file_name(self, begin: int, rank: int) -> str:
+        # Datasets that are written together have files of their own.
+        names = [each[0] for each in self.note.get("together", [])]
+        number = f"-dataset-{names.index(self.name)}" if names else ""
+        return f"row-{begin:09}-rank-{rank:05}{number}.h5"
 
     def _record_rows(self, rows: int, boxes: list[Box | None]) -> None:
         # Rows from here on are written again, and their earlier boxes are cut off.
         begin = min((box[0].start for box in boxes if box is not None), default=rows)
         # Files of an earlier job after the recorded rows may be incomplete, and are overwritten.
-        earlier = [(name, box) for name, box in self._pieces if box[0][0] < begin]
-        self._pieces = [(name, [(box[0][0], min(box[0][1], begin)), *box[1:]]) for name, box in earlier]
+        earlier = [(file, name, box) for file, name, box in self._pieces if name == self.name and box[0][0] < begin]
+        self._pieces = [each for each in self._pieces if each[1] != self.name]
+        self._pieces += [(file, name, [(b[0][0], min(b[0][1], begin)), *b[1:]]) for file, name, b in earlier]
         for rank, box in enumerate(boxes):
             if box is not None:
-                self._pieces.append((_file_name(box[0].start, rank), [(i.start, i.stop) for i in box]))
+                file = self._file_name(box[0].start, rank)
+                self._pieces.append((file, self.name, [(i.start, i.stop) for i in box]))
         progress = {"rows": rows, "whole": self.signature, "pieces": self._pieces}
         write_file(_parts_folder(self.path) / _PROGRESS, json.dumps(progress))
 
     def _finalize(self) -> None:
-        layout = h5py.VirtualLayout(self.shape, np.dtype(str(self.note["dtype"])))
-        for name, box in self._pieces:
-            shape = tuple(stop - start for start, stop in box)
-            source = h5py.VirtualSource(f"{_parts_folder(self.path).name}/{name}", self.name, shape=shape)
-            layout[tuple(slice(*each) for each in box)] = source
+        alone = [self.name, self.shape, str(self.note["dtype"]), self.labels.dims, self.labels.attributes]
+        datasets = self.note.get("together") or [alone]
         # In memory, so that the file appears complete at once, and not while HDF5 writes it.
         with h5py.File(str(self.path), "w", driver="core", backing_store=False) as file:
-            file.create_virtual_dataset(self.name, layout)
+            for name, shape, dtype, dims, attributes in datasets:
+                layout = h5py.VirtualLayout(tuple(shape), np.dtype(dtype))
+                for part, of, box in self._pieces:
+                    if of == name:
+                        extents = tuple(stop - start for start, stop in box)
+                        source = h5py.VirtualSource(f"{_parts_folder(self.path).name}/{part}", name, shape=extents)
+                        layout[tuple(slice(*each) for each in box)] = source
+                file.create_virtual_dataset(name, layout)
+                self._label(file, file[name], dims or ())
+                file[name].attrs.update(attributes)
             file.flush()
             image = file.id.get_file_image()
         write_file(self.path, image)
         # Last of all: until the file exists, this note makes the parts an output that can be resumed.
         with Folder(_parts_folder(self.path)) as folder:
             folder.remove(_PROGRESS)
+
+    def _label(self, file: h5py.File, dataset: h5py.Dataset, dims: Sequence[str]) -> None:
+        """Store the names of dimensions, as netCDF does in HDF5, and their coordinates."""
+        for axis, dim in enumerate(dims):
+            coordinate = self.labels.coords.get(dim)
+            if dim in file:
+                scale = file[dim]
+            elif coordinate is None:
+                scale = file.create_dataset(dim, shape=(dataset.shape[axis],), dtype=">f4")
+                scale.make_scale(f"{NO_VARIABLE}{dataset.shape[axis]:10d}")
+            else:
+                scale = file.create_dataset(dim, data=coordinate.values)
+                scale.make_scale(dim)
+                scale.attrs.update(coordinate.attributes)
+            dataset.dims[axis].attach_scale(scale)
 
 
 def chunk_aligned_bounds(extent: int, chunk: int, parts: int, offset: int = 0) -> tuple[int, ...]:
@@ -422,6 +531,10 @@ def _chunks(shape: Sequence[int]) -> tuple[int, ...]:
     return (1, *(max(1, min(_LARGEST_CHUNK, -(-extent // 4) if extent > 32 else extent)) for extent in shape[1:]))
 
 
+_Piece = tuple[str, str, list[tuple[int, int]]]
+"""A file of a rank, its dataset, and where its values belong."""
+
+
 class _OutputState(File):
     """Schema of what is stored about an unfinished output."""
 
@@ -434,7 +547,7 @@ class _OutputState(File):
 class _Progress(_OutputState):
     """Schema of ``progress.json``, with the box of each file."""
 
-    pieces: list[tuple[str, list[tuple[int, int]]]]
+    pieces: list[_Piece]
 
 
 def _read_progress(path: Path) -> _Progress | None:
@@ -449,10 +562,6 @@ def _read_progress(path: Path) -> _Progress | None:
 
 def _parts_folder(path: Path) -> Path:
     return path.with_name(f"{path.name}.parts")
-
-
-def _file_name(begin: int, rank: int) -> str:
-    return f"row-{begin:09}-rank-{rank:05}.h5"
 
 
 def _zarr(path: Path) -> Any:

@@ -6,7 +6,7 @@ Called by ``distconv predict``. Output is written while samples are predicted, a
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,8 @@ from mpi4py import MPI
 
 from distconv.communication.agreement import try_on_all_ranks
 from distconv.data.channel_statistics import moments
+from distconv.data.coordinates import VariableLabels
+from distconv.data.hdf5 import SampleDataset
 from distconv.data.loader import Field, Loader
 from distconv.data.opening import open_source
 from distconv.data.source import SampleSource, StoredSource
@@ -160,6 +162,34 @@ def loader_field(
     return Field(inputs.name, dims, dtype, mean, std)
 
 
+def output_labels(inputs: PredictionInputs, shape: Sequence[int]) -> VariableLabels:
+    """Return dimensions and coordinates of a prediction: those of the samples. Collective: call on every rank.
+
+    Parameters
+    ----------
+    inputs : PredictionInputs
+    shape : sequence of int
+        Shape (N, C, ...) of the prediction.
+
+    Returns
+    -------
+    VariableLabels
+        Without dimensions, if the samples have no names of dimensions or others than the prediction.
+    """
+    known = inputs.source.dimensions(inputs.name) if isinstance(inputs.source, SampleDataset) else None
+    if known is None or len(known) != len(shape) or DATASET in known:
+        return VariableLabels()
+    samples, _, *space = known
+    dims = (samples, "channel" if "channel" not in (samples, *space) else "output_channel", *space)
+    # The prediction may have another resolution.
+    coords = {
+        name: coordinate
+        for name, extent in zip(dims, shape, strict=True)
+        if (coordinate := known.get(name)) is not None and coordinate.values.shape == (extent,) and name != dims[1]
+    }
+    return VariableLabels(dims, coords)
+
+
 @dataclass(frozen=True)
 class PredictionRun:
     """A network, the samples to predict, and the options of the prediction."""
@@ -200,7 +230,8 @@ class PredictionRun:
                 rows = values if options.raw else probabilities(values)
                 if output is None:
                     shape = (samples, *rows.shape[1:])
-                    output = open_output(path, DATASET, shape, rows.dtype, comm, note=self._note)
+                    labels = output_labels(self.inputs, shape)
+                    output = open_output(path, DATASET, shape, rows.dtype, comm, note=self._note, labels=labels)
                 output.write(begin, rows)
                 bar.update(len(rows))
         if output is not None:

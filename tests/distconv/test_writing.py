@@ -123,7 +123,7 @@ def test_what_is_not_finished_says_so_and_is_gone_on_with(comm: Any, shared_tmp_
 def test_other_endings_and_other_files_are_refused(comm: Any, shared_tmp_path: Path) -> None:
     x = dc.scatter(X, dc.ProcessGrid(comm, h=comm.size))
     with pytest.raises(
-        DataError, match=r"unknown output format. Name a zarr group, NAME\.zarr, or an HDF5 file, NAME\.h5"
+        DataError, match=r"unknown output format. Name a zarr group, NAME\.zarr, an HDF5 file, NAME\.h5"
     ):
         dc.write(x, shared_tmp_path / "x.npy")
     if comm.rank == 0:
@@ -237,3 +237,95 @@ def test_rows_are_written_from_wherever_they_begin(
         output.finish()
         comm.Barrier()
         assert np.array_equal(values_of(target, comm), expected)
+
+
+def labelled(comm: Any) -> tuple[dict[str, Any], Any]:
+    """Two tensors over rows with dimensions and coordinates, and xarray's dataset of them."""
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("zarr")
+    times = xarray.DataArray([0, 6, 12], dims="time", attrs={"units": "hours since 2001-01-01", "calendar": "noleap"})
+    arrays = {name: np.random.default_rng(seed).random((3, 8, 5)) for seed, name in enumerate(("t2m", "z"))}
+    dims, attrs = ("time", "lat", "lon"), {"t2m": {"units": "K", "range": [1, 2.5]}, "z": {}}
+    coords = {
+        "time": dc.data.Coordinate(("time",), times.values, times.attrs),
+        "lat": np.linspace(80, -80, 8, dtype="float32"),
+    }
+    expected = xarray.Dataset(
+        {name: (dims, values, attrs[name]) for name, values in arrays.items()},
+        coords={"time": times, "lat": ("lat", coords["lat"])},
+    )
+    grid = dc.ProcessGrid(comm, h=comm.size)
+    tensors = {name: dc.scatter(torch.from_numpy(values), grid, dims="nhw") for name, values in arrays.items()}
+    return {"tensor": tensors, "dims": dims, "coords": coords, "attrs": attrs}, expected
+
+
+@pytest.mark.parametrize("form", ["zarr", "h5", "nc"])
+def test_dimensions_coordinates_and_attributes_are_opened_by_xarray(
+    comm: Any, shared_tmp_path: Path, form: str
+) -> None:
+    given, expected = labelled(comm)
+    import xarray
+
+    tensors, path = given.pop("tensor"), shared_tmp_path / f"both.{form}"
+    dc.write(tensors, path, **given)
+    single = shared_tmp_path / f"one.{form}"
+    dc.write(tensors["t2m"], single, "t2m", **{**given, "attrs": given["attrs"]["t2m"]})
+    comm.Barrier()
+    engine = {"engine": "zarr", "consolidated": False} if form == "zarr" else {"engine": "h5netcdf"}
+    with xarray.open_dataset(path, decode_times=False, **engine) as found:
+        xarray.testing.assert_identical(found.load(), expected)
+    with xarray.open_dataset(single, decode_times=False, **engine) as found:
+        xarray.testing.assert_identical(found.load(), expected.drop_vars("z"))
+
+
+def test_dates_are_encoded_as_by_xarray(comm: Any, shared_tmp_path: Path) -> None:
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("zarr")
+    dates = np.array(["2001-01-01", "2001-01-03", "2001-02-01"], dtype="datetime64[ns]")
+    x = dc.scatter(torch.zeros(3, 4), dc.ProcessGrid(comm, n=comm.size), dims="n-")
+    dc.write(x, shared_tmp_path / "x.zarr", "x", dims=("time", "c"), coords={"time": dates})
+    comm.Barrier()
+    with xarray.open_zarr(shared_tmp_path / "x.zarr", consolidated=False) as found:
+        assert np.array_equal(found["time"].values, dates)
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"dims": ("a", "b")}, "Give each of the 3 dimensions"),
+        ({"dims": ("a", "a", "b")}, "a name of its own"),
+        ({"dims": ("a", "b", "x/y")}, "a name of its own"),
+        ({"dims": ("a", "b", "values")}, "a tensor has the name of a dimension"),
+        ({"coords": {"a": [1, 2, 3]}}, "coords.'a'.: the dimensions .dims. are not named"),
+        ({"dims": ("a", "b", "c"), "coords": {"a": [1, 2]}}, "Give 3 numbers or dates"),
+        ({"dims": ("a", "b", "c"), "coords": {"a": ["x", "y", "z"]}}, "Give 3 numbers or dates"),
+        ({"attrs": {"units": None}}, "attribute 'units' is None"),
+        ({"attrs": {"units": []}}, "attribute 'units' is .."),
+    ],
+)
+@pytest.mark.parametrize("form", ["zarr", "h5"])
+def test_labels_that_do_not_fit_raise_before_anything_is_written(
+    comm: Any, shared_tmp_path: Path, form: str, more: Any, text: str
+) -> None:
+    x = dc.scatter(torch.zeros(3, 4, 5), dc.ProcessGrid(comm, n=comm.size), dims="n--")
+    path = shared_tmp_path / f"x.{form}"
+    with pytest.raises(DataError, match=text):
+        dc.write(x, path, **more)
+    assert not list(shared_tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_unfinished_output_of_several_tensors_is_overwritten(
+    comm: Any, shared_tmp_path: Path, form: str, monkeypatch: Any
+) -> None:
+    needed(form)
+    given, expected = labelled(comm)
+    path = shared_tmp_path / f"both.{form}"
+    with monkeypatch.context() as patched:
+        patched.setattr(writing.Output, "finish", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            dc.write(path=path, **given)
+    dc.write(path=path, **given)
+    comm.Barrier()
+    for name in ("t2m", "z"):
+        assert np.array_equal(values_of(path, comm, name), expected[name].values)

@@ -156,3 +156,32 @@ def test_windows_and_networks_that_do_not_fit_are_refused(comm: Any, tmp_path: P
     with pytest.raises(DataError, match=r"the network returns \(3, 2, 4, 2\) for windows of \(4, 5\), but windows"):
         run(lambda x: x[..., :2], {"h": 4}).write()
     inputs.close()
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("form", ["zarr", "h5"])
+def test_predictions_have_the_dimensions_and_coordinates_of_the_samples(
+    comm: Any, shared_tmp_path: Path, form: str
+) -> None:
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("zarr")
+    path = shared_tmp_path / "samples.nc"
+    times = {"units": "days since 2001-01-01", "calendar": "noleap"}
+    coords = {"time": ("time", np.arange(len(X)), times), "lat": np.linspace(80, -80, X.shape[2])}
+    if comm.rank == 0:
+        xarray.Dataset({"image": (("time", "variable", "lat", "lon"), X)}, coords).to_netcdf(path, engine="h5netcdf")
+    comm.Barrier()
+    inputs = open_inputs(options(path), of_task(), comm)
+    more = {"out": shared_tmp_path / "out", "format": form, "batch": 3, "raw": True, "window": None}
+    more |= {"overlap": 0.25, "device": "cpu", "model": "mine", "normalise_as": None}
+    run = PredictionRun(
+        options(path, **more), TrainedNetwork(Path(), "", {}, {}, ""), inputs, Field("image", "nchw", torch.float64),
+        dc.ProcessGrid(comm, h=comm.size), lambda x: x * 2,
+    )  # fmt: skip
+    written_file = run.write()
+    inputs.close()
+    comm.Barrier()
+    engine = {"engine": "zarr", "consolidated": False} if form == "zarr" else {"engine": "h5netcdf"}
+    with xarray.open_dataset(written_file, decode_times=False, **engine) as found:
+        expected = xarray.Dataset({"prediction": (("time", "channel", "lat", "lon"), 2 * X)}, coords)
+        xarray.testing.assert_identical(found.load(), expected)
