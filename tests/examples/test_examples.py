@@ -29,6 +29,7 @@ SHORT = {
     "segment_3d": "--steps 2 --size 16 --grid",
     "fourier_flow": "--steps 2 --size 32 --flows 4 --grid",
     "lat_lon_forecast": "--steps 2 --longitudes 24 --grid",
+    "climate_forecast": "--epochs 1 --times 20 --longitudes 24 --grid",
     "point_cloud": "--steps 2 --points 200 --voxels 12 --grid",
     "long_sequence": "--steps 2 --length 8192 --grid",
     "finite_differences": "--steps 3 --size 12 --grid",
@@ -87,7 +88,7 @@ def check_equal(ours: dict[str, Any], plain: dict[str, Any]) -> None:
 @pytest.mark.long
 @pytest.mark.ranks(2)
 @pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:FutureWarning")  # Lightning's, with torch 2.13
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", [name for name in SHORT if name != "climate_forecast"])
 def test_ranks_compute_what_plain_torch_does(comm: Any, name: str, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if name in PACKAGES:
         pytest.importorskip(PACKAGES[name], reason=f"needs the package {PACKAGES[name]}")
@@ -99,6 +100,26 @@ def test_ranks_compute_what_plain_torch_does(comm: Any, name: str, run: Any, mon
         plain = run(name, "none")
     assert not any(isinstance(value, dc.DistTensor) for value in plain.values())
     check_equal(ours, plain)
+
+
+@pytest.mark.ranks(4)
+def test_a_forecast_on_a_grid_is_that_of_ranks_with_all_of_it(comm: Any, run: Any, shared_tmp_path: Path) -> None:
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("zarr")
+    found = {}
+    for grid in ("h=2,w=2", "r=4"):
+        values = run("climate_forecast", grid)
+        comm.Barrier()
+        with xarray.open_zarr(shared_tmp_path / "forecast.zarr", consolidated=False) as written:
+            found[grid] = values["losses"], values["forecast"].shape, written.load()
+        comm.Barrier()
+    (losses, shape, forecast), (expected, _, alone) = found.values()
+    assert len(losses) == 3 and losses == pytest.approx(expected, rel=1e-9)
+    xarray.testing.assert_allclose(forecast, alone, rtol=1e-7)
+    assert forecast["z"].shape == (shape[0], 3, *shape[2:]) and forecast["sst"].attrs == {"units": "K"}
+    stored = xarray.open_zarr(shared_tmp_path / "climate.zarr", consolidated=False)
+    for name, values in forecast.coords.items():
+        assert values.equals(stored[name][1 : 1 + shape[0]] if name == "time" else stored[name]), name
 
 
 @pytest.mark.ranks(2)
