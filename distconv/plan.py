@@ -7,7 +7,8 @@ Patterns are matched (``fnmatch``) against the full names of convolution and lin
 exact name of any module. If several patterns match, the last one wins. All other operators use the grid of their first
 argument. If the parts of a layer multiply to fewer than the number of ranks, the remaining ranks hold replicas (axis
 ``r``). The optional key ``"batch_norm"`` is described in ``distconv.batch_norm_scope``. The optional key
-``"shard_weights"``, such as ``{"layer4.*": true, "fc": "n"}``, names axes over which layers shard their weights.
+``"shard_weights"``, such as ``{"layer4.*": true, "fc": "n"}`` or ``true``, names axes over which layers shard their
+weights.
 
 Source: Dryden et al. 2019, III-C and V-C.
 """
@@ -54,7 +55,7 @@ class PlanFields(File):
     layers: dict[str, dict[str, int]]
     ranks: int | None = None
     batch_norm: str = "global"
-    shard_weights: dict[str, str | bool] = {}  # noqa: RUF012 - msgspec copies it
+    shard_weights: dict[str, str | bool] | str | bool = False
 
 
 class _File(PlanFields, kw_only=True):

@@ -245,9 +245,14 @@ class StepModel:
         index = {name: variable for variable, name in enumerate(variables)}
         return AssignmentProblem(
             tuple(len(options[name]) for name in variables),
-            tuple(_merge_compute_terms(self._table(term, options, index) for term in self.time)),
+            tuple(_merge_compute_terms(self._time_tables(options, index))),
             tuple(self._memory_tables(options, index)),
         )
+
+    def _time_tables(self, options: Mapping[str, list[Any]], index: Mapping[str, int]) -> Iterator[CostTerm]:
+        """Yield the steps that take time under some choice. Gathers take none if no layer shards its weights."""
+        steps = (self._table(term, options, index) for term in self.time)
+        return (step for step in steps if step.table.any())
 
     def _memory_tables(self, options: Mapping[str, list[Any]], index: Mapping[str, int]) -> Iterator[CostTerm]:
         """Yield the memory steps; each RELEASE shares the table of its KEEP, by identity."""

@@ -192,6 +192,9 @@ def test_a_plan_names_the_axes_over_which_layers_shard_their_weights(tmp_path, c
     plan.save(path)
     again = dc.Plan._read(path)
     assert again == plan and again.shard_weights == plan.shard_weights
+    for value, patterns in ((True, {"*": True}), ("n,h", {"*": "n,h"}), (False, {})):
+        path.write_text(json.dumps(json.loads(plan.to_json()) | {"shard_weights": value}))
+        assert dc.Plan._read(path).shard_weights == patterns
     assert "shard_weights={'late.*': True" in repr(again) and plan != dc.Plan({"*": {"n": 1}})
     assert dc.Plan({"*": {"n": 1}}, shard_weights=True).sharding(Net()).keys() == {
         "stem.0",
