@@ -67,6 +67,8 @@ class Strategy:
     estimated : bool
         True if the machine has measured times, but not of all layers with weights under this plan. Otherwise it has all
         of them, or none.
+    limit : float or None
+        Memory limit in bytes per rank.
     weights : mapping of str to Prediction
         The same grids with ``"full"`` weights, and with all weights ``"sharded"`` over all axes. Empty on one rank.
     """
@@ -82,6 +84,7 @@ class Strategy:
     impossible: Mapping[str, str]
     method: str
     estimated: bool = False
+    limit: float | None = None
     weights: Mapping[str, Prediction] = field(default_factory=dict)
 
     def explain(self) -> str:
@@ -177,6 +180,7 @@ def select(
         impossible=_impossible_parallelism(graph, ranks),
         method=method,
         estimated=model.is_estimated(chosen),
+        limit=memory,
         weights={
             name: evaluate(graph, parts, machine, ranks, shard_weights=sharded, **assumptions)
             for name, sharded in {"full": False, "sharded": True}.items()
@@ -332,15 +336,20 @@ def _format_strategy(strategy: Strategy) -> Iterator[str]:
     if sharded:
         some = f"{len(sharded)} of {len(prediction.layers)} layers: {', '.join(sharded)}"
         yield f"  weights are sharded in {'all layers' if list(sharded) == ['*'] else some}"
+
+    def gigabytes(memory: float) -> str:
+        fits = strategy.limit is None or memory <= strategy.limit
+        return f"{memory / 1e9:.3f} GB{'' if fits else ' (does not fit)'}"
+
     if strategy.weights:
-        of = (f"{each.time * 1e3:.3f} ms, {each.memory / 1e9:.3f} GB" for each in strategy.weights.values())
+        of = (f"{each.time * 1e3:.3f} ms, {gigabytes(each.memory)}" for each in strategy.weights.values())
         yield "  this plan with full weights: {}; with all weights sharded: {}".format(*of)
     for name, alone in strategy.uniform.items():
         if alone is None:
             yield f"  pure {name} parallelism: not possible, {strategy.impossible[name]}"
         else:
             ratio = alone.time / strategy.time
-            yield f"  pure {name} parallelism: {alone.time * 1e3:.3f} ms ({ratio:.3f} x), {alone.memory / 1e9:.3f} GB"
+            yield f"  pure {name} parallelism: {alone.time * 1e3:.3f} ms ({ratio:.3f} x), {gigabytes(alone.memory)}"
     columns = {"FP": "fp", "BPx": "bpx", "BPw": "bpw", "BPa": "bpa", "halo": "halo", "shuffle": "shuffle"}
     columns |= {"gather": "gather"} if sharded else {}
     heads = " ".join(f"{head:>8}" for head in columns)

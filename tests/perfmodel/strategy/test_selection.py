@@ -173,11 +173,12 @@ def test_a_strategy_is_explained_by_the_sums_of_its_layers(known, proven):
         | known,
         uniform={"sample": None, "spatial": spatial},
         impossible={"sample": "1 samples for 2 ranks"},
+        limit=2.5e9,
     )
     assert strategy.explain().splitlines() == [
         f"40.000 ms per step (exact: {proven}), 2.000 GB per rank, 7.000 ms of communication hidden",
         "  pure sample parallelism: not possible, 1 samples for 2 ranks",
-        "  pure spatial parallelism: 60.000 ms (1.500 x), 3.000 GB",
+        "  pure spatial parallelism: 60.000 ms (1.500 x), 3.000 GB (does not fit)",
         f"  {'layers':<44} {'distribution':<18}       FP      BPx      BPw      BPa     halo  shuffle  ms",
         f"  {'a ... c (3)':<44} {'n=2':<18}    6.000    6.000    9.000   12.000   15.000   18.000",
         f"  {'d':<44} {'h=2':<18}    4.000    2.000    3.000    4.000    5.000    6.000",
