@@ -384,7 +384,7 @@ class GriddedSource:
         if dimension not in self.coords:
             raise DataError(f"{self.path}: dimension {dimension!r} has no coordinate, from which levels are selected")
         stored = self.coords[dimension].values
-        indices = [np.flatnonzero(np.isclose(stored, value, rtol=1e-9, atol=0)) for value in wanted]
+        indices = [np.flatnonzero(np.isclose(stored, value, rtol=1e-6, atol=0)) for value in wanted]
         missing = [value for value, found in zip(wanted, indices, strict=True) if len(found) != 1]
         if missing:
             raise DataError(f"{self.path}: {dimension!r} has no level {missing[0]}; its levels are {stored}")

@@ -124,11 +124,13 @@ class Hdf5File(Store):
         return [v.decode() if isinstance(v, bytes) else v for v in values.tolist()]
 
     def has(self, name: str) -> bool:
-        """Return True if the file itself has a dataset of this name, in HDF5's sense of the word."""
+        """Return True if the file itself has an array of numbers of this name."""
         place = resolve_internal_link(self._file, name)
         entry = None if place is None else self._file[place]
+        if not isinstance(entry, h5py.Dataset) or not entry.ndim or entry.dtype.kind not in "biuf":
+            return False
         # netCDF stores a dimension without coordinates as a dataset with this name.
-        return isinstance(entry, h5py.Dataset) and not _text(entry.attrs.get("NAME", "")).startswith(NO_VARIABLE)
+        return not _text(entry.attrs.get("NAME", "")).startswith(NO_VARIABLE)
 
     def dims(self, name: str) -> tuple[str, ...] | None:
         """Return the names of an open dataset's dimensions, or None if one has no dimension scale."""

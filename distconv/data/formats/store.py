@@ -106,7 +106,7 @@ class Store(ABC):
         return None
 
     def has(self, name: str) -> bool:
-        """Return True if the location has a dataset of this name, which may not be open."""
+        """Return True if the location has an array of numbers of this name, which may not be open."""
         return name in self.stored
 
     def dims(self, name: str) -> tuple[str, ...] | None:

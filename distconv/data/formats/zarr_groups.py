@@ -134,8 +134,9 @@ class ZarrGroup(Store):
         return list(values.tolist())
 
     def has(self, name: str) -> bool:
-        """Return True if the group has an array of this name."""
-        return hasattr(self._group.get(name), "chunks")
+        """Return True if the group has an array of numbers of this name."""
+        array = self._group.get(name)
+        return bool(hasattr(array, "chunks") and array.ndim and array.dtype.kind in "biuf")
 
     def dims(self, name: str) -> tuple[str, ...] | None:
         """Return the names of an array's dimensions, or None if they are not stored."""

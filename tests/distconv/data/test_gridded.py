@@ -115,6 +115,20 @@ def test_batches_are_what_xarray_reads(comm: Any, shared_tmp_path: Path, form: s
         assert np.array_equal(y[row], np.concatenate(later))
 
 
+@pytest.mark.parametrize("form", ["zarr", "nc"])
+@pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
+def test_names_along_a_dimension_are_no_coordinate(comm: Any, shared_tmp_path: Path, form: str) -> None:
+    path, values = shared_tmp_path / f"named.{form}", np.random.default_rng(1).random((3, 2, 4, 5))
+    if comm.rank == 0:
+        data = xarray.Dataset({"state": (("time", "variable", "lat", "lon"), values)}, {"variable": ["u", "v"]})
+        data.to_zarr(path, consolidated=False) if form == "zarr" else data.to_netcdf(path, engine="h5netcdf")
+    comm.Barrier()
+    with open_gridded(path, {"x": ["state"]}, comm) as source:
+        assert source.channel_names("x") == ["state variable=0", "state variable=1"] and not source.coords
+        found = torch.cat([x for (x,) in batches(source, comm, Field("x", "nchw", torch.float64))]).numpy()
+    assert np.array_equal(found, values)
+
+
 def test_levels_and_periods_are_selected_as_by_xarray(comm: Any, shared_tmp_path: Path) -> None:
     path, expected = store(comm, shared_tmp_path, "several nc")
     period = ("2001-01-02", "2001-01-03")
