@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -397,9 +398,14 @@ class _ZarrOutput(Output):
         group.attrs[UNFINISHED] = {"rows": rows, "whole": self.signature}
 
     def _finalize(self) -> None:
-        group = _zarr(self.path).open_group(self.path, mode="r+")
+        zarr = _zarr(self.path)
+        group = zarr.open_group(self.path, mode="r+")
         if UNFINISHED in group.attrs:
             del group.attrs[UNFINISHED]
+        with warnings.catch_warnings():
+            # zarr warns that format 3 does not define this yet. xarray looks for it, and warns if it is missing.
+            warnings.simplefilter("ignore")
+            zarr.consolidate_metadata(group.store)
 
 
 class _Hdf5Output(Output):

@@ -132,6 +132,6 @@ dc.write({"sst": forecast[:, 0], "z": forecast[:, 1:]}, "forecast.zarr", dims=di
          coords=coords, attrs={name: source.variable_attributes(name) for name in variables})  # fmt: skip
 source.close()
 if grid.rank == 0:
-    written = xarray.open_zarr("forecast.zarr", consolidated=False)
+    written = xarray.open_zarr("forecast.zarr")
     print(f"loss {losses[0]:.4f} at first, {losses[-1]:.4f} at last")
     print(f"forecast.zarr: {dict(written.sizes)}")
