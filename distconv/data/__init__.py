@@ -11,6 +11,7 @@
     coordinates         Coordinates and attributes of variables on a grid, as netCDF and xarray have them
     formats             The formats of stored samples, each read by one process alone
     gridded             Samples of climate and flow data: variables on a grid as channels, at one time or at several
+    gridded_files       Files of variables on a grid: their dimensions, coordinates and times
     hdf5                Datasets of samples in files: every rank opens them read-only and reads only its own boxes
     loader              A loader that prefetches: batches of samples as distributed tensors
     opened_file         Opening of one HDF5 file for reading, without following links to other files
