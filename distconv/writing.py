@@ -59,20 +59,20 @@ def write(
     Parameters
     ----------
     tensor : DistTensor or mapping of str to DistTensor
-        Real values. Half precision is written as float32. Of several, each becomes a dataset with its name.
+        Real values. Half precision is written as float32. Each tensor of a mapping becomes a dataset with its name.
     path : str or path-like
         A zarr group, ``NAME.zarr``, an HDF5 file, ``NAME.h5``, or a netCDF 4 file, ``NAME.nc``, which must not exist.
     name : str
         The name of the dataset, if there is one tensor.
     dims : sequence of str, optional
-        Name of each dimension, ``("time", "lat", "lon")``, by which xarray opens the file. Of several tensors that
-        differ, a mapping with the names of each.
+        Name of each dimension, ``("time", "lat", "lon")``, by which xarray opens the file. For tensors with different
+        dimensions, a mapping from tensor names to these.
     coords : mapping of str to array, optional
         Values along dimensions: numbers, dates, or coordinates of :func:`open_gridded`, which keep their units and
         calendar.
     attrs : mapping of str to object, optional
-        Attributes of the dataset, such as its units: strings, numbers and lists of numbers. Of several tensors, a
-        mapping for each, by name.
+        Attributes of the dataset, such as its units: strings, numbers and lists of numbers. For several tensors, a
+        mapping from tensor names to these.
 
     Raises
     ------
@@ -98,22 +98,24 @@ def write(
     if not tensors:
         raise DataError(f"write: {path}: there are no tensors")
     world = next(iter(tensors.values())).grid.world
-    of_names: Mapping[str, Any] = (attrs or {}) if several else {name: attrs}
-    of_dims = dims if isinstance(dims, Mapping) else dict.fromkeys(tensors, dims)
+    attributes: Mapping[str, Any] = (attrs or {}) if several else {name: attrs}
+    dims_by_name = dims if isinstance(dims, Mapping) else dict.fromkeys(tensors, dims)
     if Path(path).suffix == ".nc":  # netCDF has no dimensions without names
-        of_dims = {n: of_dims.get(n) or [f"{n}_dim_{i}" for i in range(x.dim())] for n, x in tensors.items()}
+        dims_by_name = {n: dims_by_name.get(n) or [f"{n}_dim_{i}" for i in range(x.dim())] for n, x in tensors.items()}
     shapes = {n: tuple(x.shape) for n, x in tensors.items()}
-    labels = try_on_all_ranks(world, lambda: to_labels(shapes, of_dims, coords, of_names, f"write: {path}"), DataError)
-    together = [
+    labels = try_on_all_ranks(
+        world, lambda: to_labels(shapes, dims_by_name, coords, attributes, f"write: {path}"), DataError
+    )
+    datasets = [
         [n, list(x.shape), str(_stored_dtype(x.dtype)).removeprefix("torch."), labels[n].dims, labels[n].attributes]
         for n, x in tensors.items()
     ]
-    check_same_on_all_ranks(world, f"write {path}", f"{together}")
-    note = {"together": together} if several else {}
+    check_same_on_all_ranks(world, f"write {path}", f"{datasets}")
+    note = {"datasets": datasets} if several else {}
     for each, x in tensors.items():
         output = open_output(path, each, tuple(x.shape), x.dtype, world, note=note, labels=labels[each])
         output.write(0, x)
-    # The others have been written before, and the file is complete with the last one.
+    # The last one completes the file.
     output.finish()
 
 
@@ -257,8 +259,9 @@ class Output(ABC):
     @property
     def signature(self) -> str:
         """String that an unfinished output must have stored to be resumed. Datasets of one ``write`` have the same."""
-        together = self.note.get("together")
-        return json.dumps(together) if together else f"{self.name}, {json.dumps(self.note, sort_keys=True)}"
+        if "datasets" in self.note:
+            return json.dumps({"datasets": self.note["datasets"], "coords": self.note.get("coords", {})})
+        return f"{self.name}, {json.dumps(self.note, sort_keys=True)}"
 
     @abstractmethod
     def _begin_or_resume(self) -> int:
@@ -441,7 +444,7 @@ class _Hdf5Output(Output):
 
     def _file_name(self, begin: int, rank: int) -> str:
         # Datasets that are written together have files of their own.
-        names = [each[0] for each in self.note.get("together", [])]
+        names = [dataset[0] for dataset in self.note.get("datasets", [])]
         number = f"-dataset-{names.index(self.name)}" if names else ""
         return f"row-{begin:09}-rank-{rank:05}{number}.h5"
 
@@ -460,14 +463,14 @@ class _Hdf5Output(Output):
         write_file(_parts_folder(self.path) / _PROGRESS, json.dumps(progress))
 
     def _finalize(self) -> None:
-        alone = [self.name, self.shape, str(self.note["dtype"]), self.labels.dims, self.labels.attributes]
-        datasets = self.note.get("together") or [alone]
+        single = [self.name, self.shape, str(self.note["dtype"]), self.labels.dims, self.labels.attributes]
+        datasets = self.note.get("datasets") or [single]
         # In memory, so that the file appears complete at once, and not while HDF5 writes it.
         with h5py.File(str(self.path), "w", driver="core", backing_store=False) as file:
             for name, shape, dtype, dims, attributes in datasets:
                 layout = h5py.VirtualLayout(tuple(shape), np.dtype(dtype))
-                for part, of, box in self._pieces:
-                    if of == name:
+                for part, dataset, box in self._pieces:
+                    if dataset == name:
                         extents = tuple(stop - start for start, stop in box)
                         source = h5py.VirtualSource(f"{_parts_folder(self.path).name}/{part}", name, shape=extents)
                         layout[tuple(slice(*each) for each in box)] = source

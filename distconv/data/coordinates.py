@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,11 @@ class Coordinate:
     dims: tuple[str, ...]
     values: NDArray[Any]
     attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """Return a hash of values and attributes."""
+        described = f"{self.values.dtype} {self.values.shape} {sorted(self.attributes.items())}".encode()
+        return hashlib.blake2b(described + self.values.tobytes(), digest_size=16).hexdigest()
 
 
 def to_coordinate(name: str, values: Any, extent: int, what: str) -> Coordinate:
@@ -111,9 +117,10 @@ class VariableLabels:
 
     @property
     def description(self) -> dict[str, Any]:
-        """The labels as JSON values, with a checksum of coordinates."""
-        sums = {name: [len(each.values), float(np.nansum(each.values))] for name, each in self.coords.items()}
-        named = {"dims": None if self.dims is None else list(self.dims), "coords": sums, "attrs": dict(self.attributes)}
+        """The labels as JSON values, with a digest of each coordinate."""
+        digests = {name: each.digest() for name, each in self.coords.items()}
+        dims = None if self.dims is None else list(self.dims)
+        named = {"dims": dims, "coords": digests, "attrs": dict(self.attributes)}
         return {key: value for key, value in named.items() if value}
 
 

@@ -330,3 +330,20 @@ def test_an_unfinished_output_of_several_tensors_is_overwritten(
     comm.Barrier()
     for name in ("t2m", "z"):
         assert np.array_equal(values_of(path, comm, name), expected[name].values)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_unfinished_output_with_other_coordinates_is_another_one(
+    comm: Any, shared_tmp_path: Path, form: str, monkeypatch: Any
+) -> None:
+    """The reversed coordinate has the same sum."""
+    needed(form)
+    given, _ = labelled(comm)
+    path = shared_tmp_path / f"both.{form}"
+    with monkeypatch.context() as patched:
+        patched.setattr(writing.Output, "finish", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            dc.write(path=path, **given)
+    given["coords"] = {**given["coords"], "lat": given["coords"]["lat"][::-1].copy()}
+    with pytest.raises(DataError, match=r"already exists|another unfinished output"):
+        dc.write(path=path, **given)

@@ -22,7 +22,7 @@ from distconv.data.formats.virtual import check_virtual_sources
 from distconv.data.opened_file import FileIdentity, open_dataset, open_hdf5, resolve_internal_link
 from distconv.errors import DataError
 
-_OF_DIMENSIONS = (
+_DIMENSION_ATTRIBUTES = (
     "CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS", "_Netcdf4Dimid", "_Netcdf4Coordinates",
     "_NCProperties", "_nc3_strict",
 )  # fmt: skip
@@ -143,7 +143,7 @@ class Hdf5File(Store):
     def attributes(self, name: str) -> dict[str, Any]:
         """Return the attributes of an open dataset, without those by which its values are decoded."""
         attributes = self._datasets[name].attrs
-        left_out = {*_OF_DIMENSIONS, *self._decoders[name].attributes}
+        left_out = {*_DIMENSION_ATTRIBUTES, *self._decoders[name].attributes}
         plain = {key: _plain(attributes[key]) for key in attributes if key not in left_out}
         return {key: value for key, value in plain.items() if value is not None}
 
