@@ -21,14 +21,14 @@ from torch.utils._pytree import tree_leaves
 from distconv import recording
 from distconv.batch_norm_scope import BATCH_NORM_SCOPES, set_batch_norm_scope
 from distconv.communication import agreement, gradient_reduction
-from distconv.communication.agreement import check_same_on_all_ranks
+from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
 from distconv.communication.digest import find_differing, to_bytes
 from distconv.dispatch import add_layer_name
 from distconv.distribution import Distribution, default_axes
 from distconv.errors import DistconvError, MismatchError, ReplicationWarning, UnsupportedOperation
 from distconv.grid import ProcessGrid
 from distconv.parameters.channel_split import linear_axes
-from distconv.parameters.initialization import initialize_layer
+from distconv.parameters.initialization import has_meta_tensors, initialize_layer
 from distconv.parameters.replicas import ReplicaComparison, is_dtensor
 from distconv.parameters.sharding import shard_parameters
 from distconv.plan import Plan
@@ -129,30 +129,17 @@ def parallelize(
         raise UnsupportedOperation(f"parallelize: batch_norm={scope!r} must be one of {', '.join(BATCH_NORM_SCOPES)}")
     _check_initialized(model, init is not None)
     _check_wrappers(model)
-    if isinstance(target, ProcessGrid):
-        layers = {name: (module, target) for name, module in model.named_modules()}
-    else:
-        layers = {name: (model.get_submodule(name), grid) for name, grid in target.grids(model, world).items()}
-    if isinstance(target, Plan) and shard_weights is None:
-        axes = target.sharding(model)
-    else:
-        axes = dict.fromkeys(layers, shard_weights or False)
-
-    def equalize(tensors: dict[str, torch.Tensor]) -> None:
-        if broadcast:
-            for tensor in tensors.values():
-                broadcast_tensor(world, tensor)
-        else:
-            check_same_tensors(world, tensors, "parallelize", ", or pass broadcast=True")
+    layers, axes = _layers_and_axes(model, target, world, shard_weights)
 
     def initialize(name: str, module: torch.nn.Module) -> None:
-        if init is not None:
-            initialized = initialize_layer(name, module, init)
-            if initialized:
-                equalize(initialized)
+        if init is not None and has_meta_tensors(module):
+            # It may fail on one rank only, while the others compare values.
+            tensors = try_on_all_ranks(world, lambda: initialize_layer(name, module, init), UnsupportedOperation)
+            _broadcast_or_compare(world, tensors, broadcast=broadcast)
 
     with watchdog.waiting(lambda: "parallelize"):
-        equalize({name: x for name, x in state.items() if not isinstance(x, DistTensor) and not x.is_meta})
+        plain = {name: x for name, x in state.items() if not isinstance(x, DistTensor) and not x.is_meta}
+        _broadcast_or_compare(world, plain, broadcast=broadcast)
         # After the comparison of full parameters, which would not see differences between blocks of different ranks.
         shard_parameters(model, layers, axes, initialize)
     _worlds[model] = world
@@ -176,6 +163,28 @@ def parallelize(
         if torch.nn.Parameter in type(parameter).__mro__:
             gradient_reduction.defer_grad_reduction(parameter, name)
     return model
+
+
+def _layers_and_axes(
+    model: torch.nn.Module, target: ProcessGrid | Plan, world: MPI.Intracomm, shard_weights: str | bool | None
+) -> tuple[dict[str, tuple[torch.nn.Module, ProcessGrid]], dict[str, str | bool]]:
+    """Return the layers of a model with their grids, and the axes over which they shard their weights, by name."""
+    if isinstance(target, ProcessGrid):
+        layers = {name: (module, target) for name, module in model.named_modules()}
+    else:
+        layers = {name: (model.get_submodule(name), grid) for name, grid in target.grids(model, world).items()}
+        if shard_weights is None:
+            return layers, target.sharding(model)
+    return layers, dict.fromkeys(layers, shard_weights or False)
+
+
+def _broadcast_or_compare(world: MPI.Intracomm, tensors: dict[str, torch.Tensor], *, broadcast: bool) -> None:
+    """Send the tensors of rank 0 to all ranks, or check that they are the same. Collective: call on every rank."""
+    if broadcast:
+        for tensor in tensors.values():
+            broadcast_tensor(world, tensor)
+    else:
+        check_same_tensors(world, tensors, "parallelize", ", or pass broadcast=True")
 
 
 _worlds: WeakKeyDictionary[torch.nn.Module, MPI.Intracomm] = WeakKeyDictionary()
@@ -210,7 +219,7 @@ def _check_initialized(model: torch.nn.Module, has_init: bool) -> None:
                 f"parallelize: {name!r} ({type(layer).__name__}) is a lazy layer without parameter shapes. Call the "
                 "model once with plain tensors, on every rank with the same seed, and then parallelize it."
             )
-        if any(tensor.is_meta for tensor in own) and not has_init:
+        if has_meta_tensors(layer) and not has_init:
             raise UnsupportedOperation(
                 f"parallelize: {name!r} ({type(layer).__name__}) is on the device meta, without values. Pass init=, "
                 "such as init=lambda module: module.reset_parameters(), which initializes one module at a time."

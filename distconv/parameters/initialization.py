@@ -13,6 +13,12 @@ import torch
 from distconv.errors import UnsupportedOperation
 
 
+def has_meta_tensors(module: torch.nn.Module) -> bool:
+    """Return True if a parameter or buffer of the module itself is on the device ``meta``."""
+    own = (*module._parameters.values(), *module._buffers.values())
+    return any(tensor is not None and tensor.is_meta for tensor in own)
+
+
 def initialize_layer(
     name: str, module: torch.nn.Module, init: Callable[[torch.nn.Module], object]
 ) -> dict[str, torch.Tensor]:
@@ -27,7 +33,7 @@ def initialize_layer(
     module : Module
         The module. Its submodules are left as they are.
     init : callable
-        Called with the module, if it has such tensors. It assigns the values, as ``reset_parameters`` does.
+        Called with the module. It assigns the values, as ``reset_parameters`` does.
 
     Returns
     -------
@@ -49,8 +55,6 @@ def initialize_layer(
         if buffer is not None and buffer.is_meta:
             module._buffers[key] = values = _make_empty(buffer)
             empty[key] = values, values._version
-    if not empty:
-        return {}
     init(module)
     owned = module._parameters | module._buffers
     for key, (tensor, version) in empty.items():

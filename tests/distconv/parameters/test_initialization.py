@@ -167,4 +167,19 @@ def test_a_module_without_tensors_on_meta_is_not_initialized(comm) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     torch.nn.init.ones_(model[0].weight), torch.nn.init.ones_(model[0].bias)
     dc.parallelize(model, grid_over(comm, n=comm.size), init=calls.append)
-    assert not calls and initialization.initialize_layer("", model, calls.append) == {}
+    assert not calls and not any(initialization.has_meta_tensors(module) for module in model.modules())
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_tensor_without_values_on_one_rank_raises_on_all(comm) -> None:
+    grid = grid_over(comm, n=comm.size)
+
+    def init(module: nn.Module) -> None:
+        nn.init.ones_(module.weight)
+        if comm.rank:
+            nn.init.zeros_(module.bias)
+
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(3, 4))
+    raises_everywhere(comm, dc.UnsupportedOperation, "init leaves '0.bias' .Linear. without values",
+                      lambda: dc.parallelize(model, grid, shard_weights=True, init=init))  # fmt: skip
