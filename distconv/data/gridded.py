@@ -71,8 +71,8 @@ def open_gridded(
     comm : MPI.Intracomm, optional
         Ranks that read. Default: all ranks of the job.
     lag : mapping of str to int or sequence of int, optional
-        Time of a dataset after that of the sample, in stored steps, ``{"y": 1}``. Of several, ``{"y": (1, 2, 3)}``, the
-        first channels are those of the first time. Default: 0.
+        Time of a dataset after that of the sample, in stored steps, ``{"y": 1}``. With several, ``{"y": (1, 2, 3)}``,
+        the channels of the first time come first. Default: 0.
     levels : mapping of str to sequence of float, optional
         Values along a dimension of levels, ``{"level": (500, 850)}``. Default: all.
     times : slice or tuple of str, optional
@@ -279,11 +279,21 @@ class GriddedSource:
         Returns
         -------
         Coordinate or None
+
+        Raises
+        ------
+        DataError
+            If ``lag`` leads out of the stored times.
         """
         stored = self.coords.get(self._files.time)
         if stored is None:
             return None
-        return Coordinate(stored.dims, stored.values[np.asarray(self._bases) + lag], stored.attributes)
+        steps = np.asarray(self._bases) + lag
+        if steps[0] < 0 or steps[-1] >= len(stored.values):
+            raise DataError(
+                f"{self.path}: sample_times({lag}): steps {steps[0]} to {steps[-1]} of {len(stored.values)} times"
+            )
+        return Coordinate(stored.dims, stored.values[steps], stored.attributes)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a dataset: samples, channels, grid."""
@@ -296,22 +306,6 @@ class GriddedSource:
     def chunks(self, name: str) -> tuple[int, ...]:
         """Return the shape of the blocks in which the first variable is stored."""
         return (1, 1, *self._files.chunks(self._dataset(name)[0].variable)[-len(self._grid) :])
-
-    def attribute(self, name: str, group: str = "/") -> object:
-        """Return an attribute of the first file, or of a group in it, or None.
-
-        Parameters
-        ----------
-        name : str
-            Name of the attribute.
-        group : str, optional
-            Path of the group (default: the file itself).
-
-        Returns
-        -------
-        object
-        """
-        return self._files.group_attribute(name, group)
 
     def variable_attributes(self, variable: str) -> Mapping[str, Any]:
         """Return the attributes of a variable, such as its units, without those by which it was decoded."""

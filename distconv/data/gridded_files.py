@@ -168,22 +168,6 @@ class GriddedFiles:
         """Return the attributes of a variable."""
         return self._first.attributes(name)
 
-    def group_attribute(self, name: str, group: str) -> object:
-        """Return an attribute of the first file, or of a group in it.
-
-        Parameters
-        ----------
-        name : str
-            Name of the attribute.
-        group : str
-            Path of the group.
-
-        Returns
-        -------
-        object
-        """
-        return self._first.attribute(name, group)
-
     @property
     def states(self) -> dict[Any, Any]:
         """Identity of each file when it was opened."""
@@ -294,8 +278,11 @@ def _join_times(path: object, times: Sequence[Coordinate]) -> Coordinate:
         if each.attributes.get("units") == units:
             joined.append(each.values)
             continue
-        from xarray.coding.times import encode_cf_datetime
-
         dates = _decode_times(path, each).to_numpy()
-        joined.append(encode_cf_datetime(dates, units, calendar)[0])
+        try:
+            from xarray.coding.times import encode_cf_datetime
+
+            joined.append(encode_cf_datetime(dates, units, calendar)[0])
+        except Exception as error:  # of several libraries
+            raise DataError(f"{path}: times in {each.attributes.get('units')!r} do not convert to {units!r}") from error
     return Coordinate(first.dims, np.concatenate(joined), first.attributes)

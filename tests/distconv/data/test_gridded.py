@@ -103,6 +103,8 @@ def test_batches_are_what_xarray_reads(comm: Any, shared_tmp_path: Path, form: s
         assert source.shape("x") == (len(steps), 5, 9, 12) and source.shape("y") == (len(steps), 6, 9, 12)
         assert source.channel_names("y")[3:5] == ["z level=850 at +2", "z level=500 at +2"]
         assert list(source.sample_times(1).values) == [6 * (step + 1) for step in steps]
+        with pytest.raises(DataError, match=r"sample_times\(-3\): steps -1 to"):
+            source.sample_times(-3)
         assert source.column("time") == [6 * step for step in steps]
         assert source.coords["lat"].attributes["units"] == "degrees_north"
         assert np.array_equal(source.coords["time"].values, 6 * np.arange(TIMES))
