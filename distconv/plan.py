@@ -34,7 +34,7 @@ from distconv.communication.agreement import check_same_on_all_ranks, try_for_sa
 from distconv.communication.derived import CommunicatorRegistry
 from distconv.errors import PlanError, UnsupportedOperation
 from distconv.grid import ProcessGrid
-from distconv.parameters.sharded_axes import check_axes as check_weight_axes
+from distconv.parameters.sharded_axes import parse_weight_axes
 from distconv.text_files import File, load
 from distconv.whole_files import write_file
 
@@ -324,7 +324,7 @@ def _by_pattern(shard_weights: Mapping[str, str | bool] | str | bool) -> dict[st
     patterns = shard_weights if isinstance(shard_weights, Mapping) else {"*": shard_weights} if shard_weights else {}
     for pattern, axes in patterns.items():
         try:
-            check_weight_axes(axes, f"plan: shard_weights: {pattern!r}")
+            parse_weight_axes(axes, f"plan: shard_weights: {pattern!r}")
         except UnsupportedOperation as error:
             raise PlanError(str(error)) from None
     return dict(patterns)

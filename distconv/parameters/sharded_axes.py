@@ -7,7 +7,7 @@ from distconv.errors import UnsupportedOperation
 from distconv.parameters.channel_split import AXIS as CHANNELS
 
 
-def check_axes(wanted: str | bool, what: str) -> tuple[str, ...]:
+def parse_weight_axes(wanted: str | bool, what: str) -> tuple[str, ...]:
     """Return the axes that ``wanted`` names, with any number of parts.
 
     Parameters
@@ -48,7 +48,7 @@ def sharded_axes(grid: Arrangement, wanted: str | bool) -> tuple[str, ...]:
     grid : Arrangement
         The grid.
     wanted : str or bool
-        As :func:`check_axes` takes it.
+        As :func:`parse_weight_axes` takes it.
 
     Returns
     -------
@@ -61,7 +61,7 @@ def sharded_axes(grid: Arrangement, wanted: str | bool) -> tuple[str, ...]:
         If an axis is unknown or ``c``, or if an axis of several parts lies between the axes.
     """
     what = "shard_weights"
-    axes = tuple(axis for axis in check_axes(wanted, what) if grid.shape[axis] > 1)
+    axes = tuple(axis for axis in parse_weight_axes(wanted, what) if grid.shape[axis] > 1)
     if axes:
         between = SLOWEST_FIRST[SLOWEST_FIRST.index(axes[0]) : SLOWEST_FIRST.index(axes[-1])]
         skipped = [axis for axis in between if axis not in axes and grid.shape[axis] > 1]

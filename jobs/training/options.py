@@ -25,7 +25,7 @@ from distconv.jobs.configuration.optimisation import optimizer_name, scheduler_n
 from distconv.jobs.configuration.options_file import add_config_arguments, parse_mapping
 from distconv.jobs.configuration.tracking import TRACKERS
 from distconv.local_device import device
-from distconv.parameters.sharded_axes import check_axes
+from distconv.parameters.sharded_axes import parse_weight_axes
 from distconv.plan import Plan
 
 from .settings import TrainingSettings
@@ -251,7 +251,7 @@ def sharded_weights(text: str) -> str | bool:
     if text in ("all", "none"):
         return text == "all"
     try:
-        check_axes(text, "--shard-weights")
+        parse_weight_axes(text, "--shard-weights")
     except UnsupportedOperation as error:
         raise argparse.ArgumentTypeError(f"{error}; use all, none, or axes such as n,h") from None
     return text

@@ -236,8 +236,8 @@ class StepModel:
         Returns
         -------
         AssignmentProblem
-            With one variable for each layer, in the order of the mapping. If there is more than one way to shard, as
-            many variables follow: the index of the way, for each layer.
+            With one variable for each layer, in the order of the mapping. If ``sharding`` has several elements, as many
+            variables follow, one for each layer: indices of ``sharding``.
         """
         options: dict[str, list[Any]] = {name: [self.parts(c) for c in each] for name, each in candidates.items()}
         options |= {sharding_of(name): list(sharding) for name in candidates}

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from distconv.errors import PlanError, UnsupportedOperation
-from distconv.parameters.sharded_axes import check_axes, sharded_axes
+from distconv.parameters.sharded_axes import parse_weight_axes, sharded_axes
 from distconv.perfmodel.cost.assumptions import Settings
 from distconv.perfmodel.cost.block_geometry import AxisParts
 from distconv.perfmodel.cost.candidates import Candidate, candidates
@@ -156,15 +156,14 @@ def select(
         raise PlanError(f"select: shard_weights={AUTO!r} needs method='exact', not {method!r}")
     options = _shardable(candidates(graph, ranks), ranks, shard_weights)
     model = StepModel.cached(graph, machine, ranks, Settings(**assumptions))
-    ways = (False, True) if shard_weights == AUTO else (shard_weights,)
-    search = _Search(model, options, ways)
+    search = _Search(model, options, (False, True) if shard_weights == AUTO else (shard_weights,))
     solution = (search.exact if method == "exact" else search.along_paths)(memory, seconds)
     chosen, sharding = search.strategy(solution.choices)
     parts = {name: dict(candidate) for name, candidate in chosen.items()}
-    # One entry if all layers are alike.
-    alike = len(sharding) == len(parts) and len(set(sharding.values())) == 1
-    by_pattern = next(iter(sharding.values())) if alike else sharding
-    plan = Plan(parts, ranks, batch_norm=model.costs.settings.batch_norm, shard_weights=by_pattern)
+    # A plan names the axes once if all layers shard over the same ones.
+    same_axes = len(sharding) == len(parts) and len(set(sharding.values())) == 1
+    shard_by_layer = next(iter(sharding.values())) if same_axes else sharding
+    plan = Plan(parts, ranks, batch_norm=model.costs.settings.batch_norm, shard_weights=shard_by_layer)
     return Strategy(
         plan=plan,
         time=solution.time,
@@ -203,7 +202,7 @@ def _shardable(
             return False
         return True
 
-    check_axes(shard_weights, "select: shard_weights")
+    parse_weight_axes(shard_weights, "select: shard_weights")
     kept = {name: [each for each in layer if is_shardable(each)] for name, layer in options.items()}
     without = [name for name, layer in kept.items() if not layer]
     if without:
@@ -260,11 +259,11 @@ class _Search:
         """Return the candidate of each layer, and the axes over which layers shard their weights."""
         layers = len(self._options)
         chosen = {name: each[i] for (name, each), i in zip(self._options.items(), choices[:layers], strict=True)}
-        ways = [self._sharding[i] for i in choices[layers:]] or [self._sharding[0]] * layers
-        return chosen, {name: way for name, way in zip(self._options, ways, strict=True) if way}
+        axes = [self._sharding[i] for i in choices[layers:]] or [self._sharding[0]] * layers
+        return chosen, {name: each for name, each in zip(self._options, axes, strict=True) if each}
 
     def _paths(self, memory_weight: float) -> list[list[int]]:
-        """Return the paper's choice, for each way to shard all layers."""
+        """Return the paper's choice of grids, once for each element of ``sharding``, which all layers then have."""
         several = len(self._sharding) > 1
         paths = []
         for index, sharded in enumerate(self._sharding):
