@@ -71,7 +71,7 @@ def sharded_bytes(op: Operation, call: LocalCall, parts: AxisParts, sharded: str
         if not constant.trained:
             continue
         size = float(math.prod(shape) * constant.itemsize)
-        # A parameter is sharded along its longest dimension that channels do not split. A vector over c is not sharded further.
+        # A parameter is sharded along its longest dimension that channels do not split; a vector over c is not.
         longest = max((here for here, full in zip(shape, constant.shape, strict=True) if here == full), default=1)
         if shards == 1 or longest == 1:
             held += size
