@@ -21,9 +21,16 @@ from torch import Tensor, nn
 from distconv.pipeline.schedules.actions import ScheduleError, Weights
 from distconv.pipeline.schedules.registry import FAMILIES
 from distconv.pipeline.stage.rng import seed_generators
-from distconv.pipeline.stage.stage_inputs import as_list
+from distconv.pipeline.stage.stage_state import find_shared
+from distconv.pipeline.stage.structures import (
+    Boundary,
+    call_arguments,
+    count_samples,
+    flatten,
+    split_samples,
+)
 
-from .serial_stage import Gradients, Run, SerialStage, Tensors
+from .serial_stage import Gradients, Run, SerialStage
 
 IN_FLIGHT: dict[str, Callable[[int, int], int]] = {
     "pipedream": lambda stages, stage: stages - stage,
@@ -101,7 +108,13 @@ class SerialPipeline:
         self._plan = _plan(schedule, microbatches, weights, vertical_sync)
         self._loss = loss
         self._seed = torch.initial_seed()
-        self._stages = [SerialStage(index, module, optimizer) for index, module in enumerate(stages)]
+        if self._plan.schedule in IN_FLIGHT and find_shared(stages, len(stages)):
+            raise ScheduleError(f"schedule={schedule!r}: stages share parameters; use a synchronous schedule")
+        self._stages: list[SerialStage] = []
+        for index, module in enumerate(stages):
+            # A parameter that several stages use belongs to the first of them.
+            earlier = {id(parameter) for stage in self._stages for parameter in stage.parameters}
+            self._stages.append(SerialStage(index, module, optimizer, earlier))
         self.optimizers = [stage.optimizer for stage in self._stages]
         self.losses: list[tuple[int, float]] = []
         # Mini-batches begun, and how many of them had begun when the pipeline was last empty (_origin). A flight is the
@@ -111,15 +124,15 @@ class SerialPipeline:
         self._gradients: dict[tuple[int, int], Gradients] = {}  # by (stage, flight), of the outputs
         self._restart()
 
-    def step(self, x: Tensor, target: Tensor) -> float | None:
+    def step(self, x: Any, target: Any) -> float | None:
         """Train with one mini-batch.
 
         Afterwards ``.grad`` holds the gradients of the last update of each stage.
 
         Parameters
         ----------
-        x, target : Tensor
-            Samples (N, ...) and targets (N, ...).
+        x, target : object
+            Samples and targets, as in :meth:`Pipeline.step`. The samples receive no gradient.
 
         Returns
         -------
@@ -179,15 +192,16 @@ class SerialPipeline:
         self.losses.append((minibatch, float(loss)))
         return self.losses[-1][1]
 
-    def _synchronous_step(self, x: Tensor, target: Tensor) -> None:
+    def _synchronous_step(self, x: Any, target: Any) -> None:
         for stage in self._stages:
             stage.clear_gradients()
-        count = min(self._plan.microbatches, len(x))
+        samples = count_samples("step", x=x, target=target)
+        count = min(self._plan.microbatches, samples)
         total = 0.0
         for index, (piece, its_target) in enumerate(
-            zip(x.tensor_split(count), target.tensor_split(count), strict=True)
+            zip(split_samples(x, count), split_samples(target, count), strict=True)
         ):
-            share = len(piece) / len(x)
+            share = count_samples("step", x=piece) / samples
             total += float(self._forward(index, piece, its_target, index, share)) * share
             for stage in reversed(self._stages):
                 self._backward(stage, index)
@@ -196,7 +210,7 @@ class SerialPipeline:
                 stage.optimizer.step()
         self._unreported.append((self._begun, torch.tensor(total, dtype=torch.float64)))
 
-    def _asynchronous_step(self, x: Tensor, target: Tensor) -> None:
+    def _asynchronous_step(self, x: Any, target: Any) -> None:
         minibatch = self._begun - self._origin
         self._unreported.append((self._begun, self._forward(minibatch, x, target)))
         for stage in reversed(self._stages):
@@ -204,30 +218,31 @@ class SerialPipeline:
             if finished >= 0:
                 self._backward_and_update(stage, finished)
 
-    def _forward(self, flight: int, x: Tensor, target: Tensor, microbatch: int = 0, share: float = 1.0) -> Tensor:
+    def _forward(self, flight: int, x: Any, target: Any, microbatch: int = 0, share: float = 1.0) -> Tensor:
         """Run the forward pass of all stages, on which ``flight`` is then in flight, and return the loss.
 
         The gradient of the loss starts at ``share``, the fraction of the mini-batch's samples.
         """
-        values: Tensors = (x,)
+        values = flatten(x, "x")
         for stage in self._stages:
             run = self._run(stage, target, self._begun, microbatch)
             weights = stage.weights_of(self._version(stage, flight))
             values = stage.forward(flight, values, run, weights, keep=self._plan.weights != "recompute")
-        loss = values[0].detach()
+        loss: Tensor = values.tensors[0].detach()
         self._gradients[len(self._stages) - 1, flight] = (torch.full_like(loss, share),)
         return loss
 
-    def _run(self, stage: SerialStage, target: Tensor, minibatch: int, microbatch: int) -> Run:
+    def _run(self, stage: SerialStage, target: Any, minibatch: int, microbatch: int) -> Run:
         """Return the forward pass of a stage; with the same weights it gives the same result in each call."""
 
-        def run(*inputs: Tensor) -> Tensors:
-            devices = {value.device for value in inputs if value.is_cuda}
+        def run(inputs: Boundary) -> Boundary:
+            devices = {tensor.device for tensor in inputs.tensors if tensor.is_cuda}
             with seed_generators(self._seed, minibatch, microbatch, stage.index, tuple(devices)):
-                outputs = stage.module(*inputs)
+                args, kwargs = call_arguments(stage.module, inputs.value())
+                outputs = stage.module(*args, **kwargs)
                 if stage is self._stages[-1]:
-                    return (self._loss(outputs, target),)
-            return tuple(as_list(outputs))
+                    return Boundary([self._loss(outputs, target)])
+            return flatten(outputs, "the output of a stage")
 
         return run
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from distconv.pipeline.schedules.actions import ScheduleError
 from distconv.pipeline.stage.buffers import BufferSnapshot
 from distconv.pipeline.stage.stage_inputs import StageInput
+from distconv.pipeline.stage.structures import Boundary
 
-Tensors = tuple[Tensor, ...]
 Gradients = tuple[Tensor | None, ...]
-Run = Callable[..., Tensors]
+Run = Callable[[Boundary], Boundary]
 """Forward pass of a stage."""
 Values = list[Tensor] | None
 """Values for a stage's parameters; None: their present values."""
@@ -26,15 +25,21 @@ class _InFlightPass(NamedTuple):
     """State of a stage between the two passes. Without outputs, they are computed again with the stored buffers."""
 
     inputs: list[StageInput]
-    outputs: Tensors | None
+    structure: Any
+    outputs: Boundary | None
     run: Run
     buffers: BufferSnapshot | None
+
+    def entered(self) -> Boundary:
+        """Return the inputs for the stage."""
+        return Boundary([entry.enter() for entry in self.inputs], self.structure)
 
 
 class SerialStage:
     """Weights of one stage, of which ``version`` counts the updates, and the passes in flight on it.
 
     ``copies`` has old versions of the weights by their number, ``flights`` the passes between forward and backward.
+    Parameters whose identities are ``earlier`` belong to another stage.
     """
 
     def __init__(
@@ -42,9 +47,10 @@ class SerialStage:
         index: int,
         module: nn.Module,
         optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        earlier: Collection[int] = (),
     ) -> None:
         self.index, self.module = index, module
-        self.parameters = list(module.parameters())
+        self.parameters = [parameter for parameter in module.parameters() if id(parameter) not in earlier]
         self.optimizer = optimizer(self.parameters) if self.parameters else None
         self.version = 0
         self.copies: dict[int, list[Tensor]] = {}
@@ -62,7 +68,7 @@ class SerialStage:
         with torch.no_grad():
             return [torch.add(w, w - b, alpha=ahead) for w, b in zip(self.parameters, before, strict=True)]
 
-    def forward(self, flight: int, values: Tensors, run: Run, weights: Values, keep: bool) -> Tensors:
+    def forward(self, flight: int, values: Boundary, run: Run, weights: Values, keep: bool) -> Boundary:
         """Run a forward pass.
 
         Parameters
@@ -70,7 +76,7 @@ class SerialStage:
         flight : int
             Number of the mini-batch, or of the micro-batch of a synchronous schedule. :meth:`backward` takes the same
             number.
-        values : tuple of Tensor
+        values : Boundary
             Inputs of the stage.
         run : callable
             Computes the outputs of the stage from its inputs.
@@ -81,17 +87,21 @@ class SerialStage:
 
         Returns
         -------
-        tuple of Tensor
+        Boundary
             The outputs.
         """
-        inputs = [StageInput(value, first=self.index == 0) for value in values]
-        buffers = None if keep else BufferSnapshot([self.module])
+        inputs = [StageInput(tensor, first=self.index == 0) for tensor in values.tensors]
+        flown = _InFlightPass(inputs, values.structure, None, run, None if keep else BufferSnapshot([self.module]))
         if keep:
             with self._with_weights(weights), _aliases(self.parameters):
-                outputs = run(*(entry.enter() for entry in inputs))
+                outputs = run(flown.entered())
+            flown = flown._replace(outputs=outputs)
         else:
-            outputs = _run_without_graph(run, [entry.value for entry in inputs])
-        self.flights[flight] = _InFlightPass(inputs, outputs if keep else None, run, buffers)
+            # Copies, since the second run needs the inputs unchanged.
+            copies = [entry.value.detach().clone() for entry in inputs]
+            with torch.no_grad():
+                outputs = run(Boundary(copies, values.structure))
+        self.flights[flight] = flown
         return outputs
 
     def backward(self, flight: int, gradients: Gradients, weights: Values) -> Gradients:
@@ -113,16 +123,18 @@ class SerialStage:
         tuple of (Tensor or None)
             Gradients of the stage's inputs.
         """
-        inputs, outputs, run, buffers = self.flights.pop(flight)  # which frees its graph
+        flown = self.flights.pop(flight)  # which frees its graph
         with self._with_weights(weights):
+            outputs = flown.outputs
             if outputs is None:
-                assert buffers is not None
-                with buffers.rerun():
-                    outputs = run(*(entry.enter() for entry in inputs))
-            pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad and g is not None]
+                assert flown.buffers is not None
+                with flown.buffers.rerun():
+                    outputs = flown.run(flown.entered())
+            made = outputs.tensors
+            pairs = [(o, g) for o, g in zip(made, gradients, strict=True) if o.requires_grad and g is not None]
             if pairs:
                 torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
-        return tuple(entry.gradient for entry in inputs)
+        return tuple(entry.gradient for entry in flown.inputs)
 
     def update(self, needed_from: int) -> None:
         """Run one optimizer step.
@@ -185,15 +197,3 @@ def _aliases(parameters: Sequence[nn.Parameter]) -> saved_tensors_hooks:
         return tensor
 
     return saved_tensors_hooks(pack, unpack)
-
-
-@torch.no_grad()
-def _run_without_graph(run: Run, inputs: Sequence[Tensor]) -> Tensors:
-    versions = [value._version for value in inputs]
-    outputs = run(*inputs)
-    if [value._version for value in inputs] != versions:
-        raise ScheduleError(
-            "weights='recompute': a stage changes its input in place, but needs it again to recompute; use "
-            "inplace=False"
-        )
-    return outputs

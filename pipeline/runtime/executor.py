@@ -12,13 +12,15 @@ from itertools import zip_longest
 import torch
 from mpi4py import MPI
 
-from distconv.errors import PipelineError
+from distconv.errors import DistconvError, PipelineError
 from distconv.pipeline.schedules.actions import COMPUTE, Action, Kind, Message, Schedule, Weights
 from distconv.pipeline.simulation.span import Span
 from distconv.pipeline.stage.passes import Microbatch, Passes
 from distconv.pipeline.stage.running_statistics import StatisticsRecord
+from distconv.pipeline.stage.structures import Boundary
 
 from .replicas import ReplicaRecord, allgather_replicas, has_gradients, sum_gradients
+from .shared_weights import SharedWeights
 from .topology import Topology
 
 
@@ -36,11 +38,14 @@ class Executor:
         Losses that have reached this rank, by micro-batch.
     """
 
-    def __init__(self, topology: Topology, passes: Passes, optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(
+        self, topology: Topology, passes: Passes, optimizer: torch.optim.Optimizer | None, shared: SharedWeights
+    ) -> None:
         self.optimizer = optimizer
-        self._topology, self._passes = topology, passes
+        self._topology, self._passes, self._shared = topology, passes, shared
         self._clean = False  # True if gradients were set to None since the last update
         self._next: Action | None = None  # the action after the present one, for _is_next
+        self._predictions: dict[int, Boundary] | None = None
         self.spans: list[Span] | None = None
         self._do: dict[Kind, Callable[[Action], None]] = {
             Kind.F: self._forward,
@@ -60,9 +65,11 @@ class Executor:
         self._microbatches: dict[int, Microbatch] = {}
         # Tensors that arrived for a pass of this stage, or that a pass made and SEND has not sent yet. The chunks of a
         # single stage pass results on here, without messages.
-        self._boundary_tensors: dict[Message, list[torch.Tensor | None]] = {}
+        self._boundary_tensors: dict[Message, Boundary] = {}
         self.losses: dict[int, float] = {}
         """Losses that have reached this rank, by micro-batch."""
+        self.input_gradients: dict[int, Boundary] = {}
+        """On the first stage: gradients of its inputs, by micro-batch, if the mini-batch requires them."""
 
     def add_microbatch(self, microbatch: int, feed: Microbatch) -> None:
         """Store a micro-batch before its first action.
@@ -86,8 +93,10 @@ class Executor:
 
         Raises
         ------
+        Exception
+            The exception of a stage, loss or optimizer. A note names rank, stage, operation and micro-batch.
         PipelineError
-            If an action fails; the message names rank, stage, operation and micro-batch.
+            If an action fails otherwise.
         """
         for action, self._next in zip_longest(actions, actions[1:]):
             try:
@@ -96,10 +105,41 @@ class Executor:
                 self._do[action.kind](action)
             except PipelineError:
                 raise
+            except DistconvError as error:
+                # Other DistconvErrors are raised on all ranks; callers would not expect this one on a single rank.
+                raise PipelineError(f"{_describe(action)}: {type(error).__name__}: {error}") from error
             except Exception as error:
-                raise PipelineError(f"rank {MPI.COMM_WORLD.rank}, {action}: {type(error).__name__}: {error}") from error
+                # As add_note(), which Python 3.10 does not have.
+                vars(error).setdefault("__notes__", []).append(_describe(action))
+                raise
             if self.spans is not None and action.kind in COMPUTE | {Kind.UPDATE}:
                 self.spans.append(Span(action, self._topology.position.replica, start, time.perf_counter()))
+
+    def predict(self, actions: Sequence[Action]) -> dict[int, Boundary]:
+        """Perform forward passes without autograd, and the messages between them.
+
+        Parameters
+        ----------
+        actions : sequence of Action
+            Actions of this rank, of which those of backward passes and updates are omitted.
+
+        Returns
+        -------
+        dict of int to Boundary
+            On the last stage: outputs of the model by micro-batch.
+        """
+        forward = {Kind.F, Kind.SEND, Kind.RECEIVE}
+        predictions: dict[int, Boundary] = {}
+        self._predictions = predictions
+        try:
+            self.perform([a for a in actions if a.kind in forward and a.payload is not Kind.B])
+        finally:
+            self._predictions = None
+        return predictions
+
+    def close(self) -> None:
+        """Free the communicators of shared weights."""
+        self._shared.close()
 
     def drop_microbatches(self, before: int) -> None:
         """Drop the data of all micro-batches below ``before``, which are finished."""
@@ -141,13 +181,16 @@ class Executor:
 
     def _forward(self, action: Action) -> None:
         feed, received = self._pass_input(action)
-        outputs = self._passes.forward(action, feed, received)
+        run = self._passes.forward if self._predictions is None else self._passes.predict
+        outputs = run(action, feed, received)
         message = self.schedule.output_of(action)
-        if message is None:
-            assert action.microbatch is not None
-            self.losses[action.microbatch] = float(outputs[0].detach())
+        assert action.microbatch is not None
+        if message is not None:
+            self._boundary_tensors[message] = outputs
+        elif self._predictions is not None:
+            self._predictions[action.microbatch] = outputs
         else:
-            self._boundary_tensors[message] = list(outputs)
+            self.losses[action.microbatch] = float(outputs.tensors[0].detach())
 
     def _backward(self, action: Action) -> None:
         feed, received = self._pass_input(action)
@@ -158,8 +201,11 @@ class Executor:
         message = self.schedule.output_of(action)
         if message is not None:
             self._boundary_tensors[message] = gradients
+        elif feed.minibatch.needs_gradient:
+            assert action.microbatch is not None
+            self.input_gradients[action.microbatch] = gradients
 
-    def _pass_input(self, action: Action) -> tuple[Microbatch, list[torch.Tensor | None] | None]:
+    def _pass_input(self, action: Action) -> tuple[Microbatch, Boundary | None]:
         """Return the micro-batch of a pass, and the result of the previous pass in the order of the model.
 
         That pass is the forward of the part before, or the backward of the part after; None if there is no such part.
@@ -192,9 +238,11 @@ class Executor:
             records = self._combine_replicas(action)
         if self._passes.defers_statistics:
             statistics.commit([record for each in records for record in each], self._passes.merges_statistics)
+        self._shared.sum_gradients(str(action))
         weights.prepare_update(self.schedule.weights is Weights.PREDICT)
         if self.optimizer is not None:
             self.optimizer.step()
+        self._shared.copy_weights(str(action))
         self._clean = False
 
     def _combine_replicas(self, action: Action) -> list[list[StatisticsRecord]]:
@@ -204,17 +252,16 @@ class Executor:
         therefore get here.
         """
         parameters = self._passes.weights.parameters
-        # A Minibatch is a pair of the step and its number of samples.
-        minibatches = dict(feed.minibatch for feed in self._microbatches.values())
+        minibatches = {feed.minibatch.step: feed.minibatch for feed in self._microbatches.values()}
         own = ReplicaRecord(self._passes.statistics.records, self.losses, has_gradients(parameters), minibatches)
         facts = allgather_replicas(self._topology.replica_comm, own, str(action))
         for replica, each in enumerate(facts):
             self.losses.update(each.losses)
-            for step, samples in each.minibatches.items():
-                if minibatches.get(step, samples) != samples:
+            for step, theirs in each.minibatches.items():
+                if minibatches.get(step, theirs) != theirs:
                     raise PipelineError(
-                        f"{action}: replica {replica} has a mini-batch of {samples} samples, but this rank has "
-                        f"{minibatches[step]}; pass the same x and target on all ranks"
+                        f"{action}: replica {replica} has a mini-batch of {theirs.describe()}, but this rank has "
+                        f"{minibatches[step].describe()}; pass the same x and target on all ranks"
                     )
         there = [each.has_gradients for each in facts]
         sum_gradients(self._topology.replica_comm, parameters, there, self._gradient_divisor(action), str(action))
@@ -231,3 +278,7 @@ class Executor:
         count = self._topology.replica_comm.size
         first = action.microbatch // count * count
         return sum(first + index in self._microbatches for index in range(count))
+
+
+def _describe(action: Action) -> str:
+    return f"rank {MPI.COMM_WORLD.rank}, {action}"

@@ -2,15 +2,18 @@
 
 All headers have the same length, so that a receive can be posted before the shapes are known::
 
-    [is gradient, micro-batch, part, step, samples, loss, bytes, tensors]    8 numbers, then for each tensor:
-    [dtype, dimensions, *shape, number of strides, *strides]                 dtype -1: there is no tensor
+    [is gradient, micro-batch, part, step, samples, needs gradient, loss, bytes, tensors]    9 numbers, for each tensor:
+    [dtype, dimensions, *shape, number of strides, *strides]                                 dtype -1: no tensor, then
+    [length, *bytes]                                                                         structure of the tensors
 """
 
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +21,7 @@ import torch
 from distconv.errors import PipelineError
 from distconv.pipeline.schedules.actions import Kind, Message
 from distconv.pipeline.stage.stage_inputs import Minibatch
+from distconv.pipeline.stage.structures import Leaf
 
 HEADER = 512
 """Length of a header, in int64 numbers."""
@@ -93,6 +97,8 @@ class MessageHeader:
         NaN if unknown.
     nbytes : int
         Bytes of the tensors, as laid out for one pair of ranks.
+    structure : object
+        Structure around the tensors.
     """
 
     message: Message
@@ -100,6 +106,7 @@ class MessageHeader:
     tensors: tuple[TensorHeader, ...]
     loss: float = math.nan
     nbytes: int = 0
+    structure: Any = Leaf.FLAT
 
     def encode(self) -> torch.Tensor:
         """Return the header as ``HEADER`` numbers of dtype int64.
@@ -107,7 +114,7 @@ class MessageHeader:
         Raises
         ------
         PipelineError
-            If there are too many tensors, or a dtype cannot be sent.
+            If there are too many tensors, their structure is too large, or a dtype cannot be sent.
         """
         payload, microbatch, part = self.message
         loss = int(np.float64(self.loss).view(np.int64))  # the bits, so that the loss is the same on all ranks
@@ -117,9 +124,13 @@ class MessageHeader:
                 raise PipelineError(f"a tensor of {each.dtype} cannot be sent between stages; convert it")
             code = -1 if each.dtype is None else DTYPES.index(each.dtype)
             numbers += [code, len(each.shape), *each.shape, len(each.strides), *each.strides]
+        encoded = b"" if self.structure is Leaf.FLAT else pickle.dumps(self.structure)
+        numbers.append(len(encoded))
+        numbers += np.frombuffer(encoded + bytes(-len(encoded) % 8), np.int64).tolist()
         if len(numbers) > HEADER:
             raise PipelineError(
-                f"{len(self.tensors)} tensors are sent between two stages, more than a message header can describe"
+                f"{len(self.tensors)} tensors in a structure of {len(encoded)} bytes are sent between two stages, more "
+                f"than a message header of {HEADER_BYTES} bytes can describe; return fewer tensors, names and constants"
             )
         # With an explicit device: the default device may be a GPU.
         return torch.tensor(numbers + [0] * (HEADER - len(numbers)), dtype=torch.int64, device="cpu")
@@ -127,8 +138,8 @@ class MessageHeader:
     @staticmethod
     def decode(numbers: Sequence[int]) -> MessageHeader:
         """Return the header that :meth:`encode` wrote."""
-        backward, microbatch, part, step, samples, loss, nbytes, count = numbers[:8]
-        tensors, at = [], 8
+        backward, microbatch, part, step, samples, needs_gradient, loss, nbytes, count = numbers[:9]
+        tensors, at = [], 9
         for _ in range(count):
             code, dims = numbers[at : at + 2]
             end = at + 2 + dims
@@ -136,9 +147,15 @@ class MessageHeader:
             shape, strides = tuple(numbers[at + 2 : end]), tuple(numbers[end + 1 : after])
             tensors.append(TensorHeader(DTYPES[code] if code >= 0 else None, shape, strides))
             at = after
-        message = Message(Kind.B if backward else Kind.F, microbatch, part)
+        # The bytes come from another rank of this job, which runs the same program.
+        encoded = np.asarray(numbers[at + 1 :], np.int64).tobytes()[: numbers[at]]
         return MessageHeader(
-            message, Minibatch(step, samples), tuple(tensors), float(np.int64(loss).view(np.float64)), nbytes
+            Message(Kind.B if backward else Kind.F, microbatch, part),
+            Minibatch(step, samples, bool(needs_gradient)),
+            tuple(tensors),
+            float(np.int64(loss).view(np.float64)),
+            nbytes,
+            pickle.loads(encoded) if encoded else Leaf.FLAT,
         )
 
 

@@ -26,6 +26,7 @@ from distconv.grid import ProcessGrid
 from distconv.pipeline.schedules.actions import Kind, Message
 from distconv.pipeline.stage.resharding import boundary_routes, from_boundary, local_block
 from distconv.pipeline.stage.stage_inputs import Minibatch
+from distconv.pipeline.stage.structures import Boundary
 
 from .message_header import HEADER_BYTES, MessageHeader, TensorHeader, strides_of
 from .placement import StagePlacement, StagePosition
@@ -174,7 +175,7 @@ class P2P:
         message: Message,
         stage: int,
         minibatch: Minibatch,
-        values: Sequence[torch.Tensor | None],
+        boundary: Boundary,
         *,
         loss: float,
         what: str,
@@ -187,7 +188,7 @@ class P2P:
         stage : int
             Receiving stage.
         minibatch : Minibatch
-        values : sequence of Tensor or None
+        boundary : Boundary
             Boundary tensors.
         loss : float
             Loss of the micro-batch.
@@ -197,10 +198,10 @@ class P2P:
         # From one rank to one rank a block is the full tensor and keeps its strides: kernels then give the bits of
         # one process.
         strided = self._placement.grids[self._position.stage].size == self._placement.grids[stage].size == 1
-        tensors = tuple(TensorHeader.from_tensor(value, strided) for value in values)
+        tensors = tuple(TensorHeader.from_tensor(value, strided) for value in boundary.tensors)
         routed = [
             (value, self._routes(tuple(value.shape), self._position.stage, stage, message.microbatch))
-            for value in values
+            for value in boundary.tensors
             if value is not None
         ]
         for rank in self._placement.ranks(stage, message.microbatch):
@@ -218,11 +219,10 @@ class P2P:
             for block, offset in zip(blocks, offsets, strict=True):
                 strides = strides_of(block) if strided else ()
                 _view(payload[HEADER_BYTES + offset :], block.dtype, block.shape, strides).copy_(block)
-            stream.send(MessageHeader(message, minibatch, tensors, loss, nbytes), payload, what)
+            header = MessageHeader(message, minibatch, tensors, loss, nbytes, boundary.structure)
+            stream.send(header, payload, what)
 
-    def receive(
-        self, message: Message, stage: int, minibatch: Minibatch, what: str
-    ) -> tuple[list[torch.Tensor | None], float]:
+    def receive(self, message: Message, stage: int, minibatch: Minibatch, what: str) -> tuple[Boundary, float]:
         """Receive boundary tensors from a stage.
 
         Parameters
@@ -237,7 +237,7 @@ class P2P:
 
         Returns
         -------
-        tensors : list of Tensor or None
+        boundary : Boundary
             Boundary tensors on this stage's grid.
         loss : float
             Loss of the micro-batch; valid for gradients only.
@@ -258,17 +258,18 @@ class P2P:
                     f"{header.message.payload} of micro-batch {header.message.microbatch} of step {theirs.step}; all "
                     "ranks must run the same steps"
                 )
-            if theirs.samples != minibatch.samples:
+            if theirs != minibatch:
                 raise PipelineError(
-                    f"{what}: rank {rank} has a mini-batch of {theirs.samples} samples, but this rank has "
-                    f"{minibatch.samples}; pass the same x and target on all ranks"
+                    f"{what}: rank {rank} has a mini-batch of {theirs.describe()}, but this rank has "
+                    f"{minibatch.describe()}; pass the same x and target on all ranks"
                 )
             headers.append(header)
             payloads[rank] = _Payload(payload)
         first = headers[0]
-        if any(header.tensors != first.tensors for header in headers):
-            raise PipelineError(f"{what}: the ranks of stage {stage} send different tensors")
-        return [self._assemble(tensor, payloads, stage, message) for tensor in first.tensors], first.loss
+        if any((header.tensors, header.structure) != (first.tensors, first.structure) for header in headers):
+            raise PipelineError(f"{what}: the ranks of stage {stage} send different tensors or other values")
+        tensors = [self._assemble(tensor, payloads, stage, message) for tensor in first.tensors]
+        return Boundary(tensors, first.structure), first.loss
 
     def _assemble(
         self, tensor: TensorHeader, payloads: Mapping[int, _Payload], stage: int, message: Message

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,18 +25,20 @@ from distconv.communication.agreement import (
     check_same_on_all_ranks,
     try_on_all_ranks,
 )
-from distconv.errors import PlanError, ShapeError
+from distconv.errors import PlanError
 from distconv.parallel import check_same_tensors, parallelize
 from distconv.pipeline.schedules.actions import Schedule, ScheduleError
 from distconv.pipeline.schedules.memory import peak_memory
 from distconv.pipeline.schedules.registry import per_stage_replicas
+from distconv.pipeline.schedules.registry import schedule as schedule_of_name
 from distconv.pipeline.simulation.span import Span
 from distconv.pipeline.simulation.timeline import Timeline
 from distconv.pipeline.splitting.graph_cuts import SplitError
 from distconv.pipeline.splitting.split import split
 from distconv.pipeline.stage.passes import Loss, Microbatch, Passes
 from distconv.pipeline.stage.stage_inputs import Minibatch
-from distconv.pipeline.stage.stage_state import broadcast_stage, check_separate, collect_state, describe_stages
+from distconv.pipeline.stage.stage_state import broadcast_stage, collect_state, describe_stages, find_shared
+from distconv.pipeline.stage.structures import Boundary, count_samples, flatten, split_samples
 from distconv.plan import Plan
 from distconv.process import startup, watchdog
 
@@ -43,7 +46,9 @@ from .device_kinds import reorder_ranks
 from .executor import Executor
 from .pipeline_plan import PipelinePlan
 from .placement import StagePlacement, StagePlan, boundary_grids
+from .predictions import add_input_gradients, broadcast_boundary, concatenate, evaluation_mode
 from .schedule_source import count_chunks, resolve_schedule
+from .shared_weights import SharedWeights
 from .topology import Topology
 
 if TYPE_CHECKING:
@@ -65,16 +70,19 @@ class Pipeline:
     Parameters
     ----------
     stages : sequence of Module
-        All stages in order, identical on every rank; :func:`distconv.pipeline.split` makes them from a model. Each
-        returns a tensor or a tuple of tensors, which are the arguments of the next stage. A tensor that a later stage
-        needs is passed on by the stages between. With an interleaved schedule of C chunks, the modules are the N C
+        All stages in order, identical on every rank; :func:`distconv.pipeline.split` makes them from a model. A stage
+        may return tensors, None, numbers and strings, also in tuples, lists and dictionaries. The next stage is called
+        with the elements of a tuple or list as positional arguments, or of a dictionary as keyword arguments, if its
+        ``forward`` accepts them, and otherwise with the object. A tensor that a later stage needs is passed on by the
+        stages between. Stages may share parameters. With an interleaved schedule of C chunks, the modules are the N C
         parts of the model, and stage i of N has the modules i, i + N, i + 2 N and so on.
     comm : MPI.Intracomm
         All ranks of the pipeline.
     schedule : str or Schedule
         Schedule, or its name as in :func:`distconv.pipeline.schedule`.
     loss : callable
-        ``loss(output, target)`` returns the mean over samples.
+        ``loss(output, target)`` returns the mean over samples. Both are nested if the last stage and :meth:`step` say
+        so.
     microbatches : int
         Micro-batches into which a synchronous schedule splits a mini-batch, of balanced sizes; at most one per sample.
         For a Schedule object, 1 (the default) stands for the number with which it was made.
@@ -158,8 +166,8 @@ class Pipeline:
                 f"pipeline: {schedule} updates weights between the forward and the backward pass of a mini-batch, when "
                 "sharded weights are gathered again. Use a synchronous schedule, or plans without shard_weights"
             )
-        # A parameter in two stages on different ranks would be updated on each by its own gradient.
-        check_separate(self.modules, count)
+        self._shared = try_on_all_ranks(comm, lambda: find_shared(self.modules, count), ScheduleError)
+        _check_sharing(self._shared, self._source.begins)
         with watchdog.waiting(lambda: "comparing the stages' parameters"):
             check_same_tensors(comm, collect_state(self.modules), "Pipeline")
             # One seed for all ranks: random numbers of a pass depend on mini-batch, micro-batch and stage, not on the
@@ -183,7 +191,7 @@ class Pipeline:
         optimizer: MakeOptimizer | None = None,
         *,
         batch_norm: str = "micro",
-        example: torch.Tensor | None = None,
+        example: Any = None,
         kind: str | None = None,
     ) -> Pipeline:
         """Return the pipeline that a plan describes. Collective: call on every rank.
@@ -198,7 +206,7 @@ class Pipeline:
             All ranks of the pipeline.
         loss, optimizer, batch_norm
             As in :class:`Pipeline`.
-        example : Tensor, optional
+        example : object, optional
             Input of the model, if :func:`split` needs one.
         kind : str, optional
             Kind of this rank's device, if the plan is for several kinds. Ranks then take the stages that are for their
@@ -243,18 +251,20 @@ class Pipeline:
         modules = self.modules[stage :: len(self._placement.replicas)]
         # A stage without parameters uses the device of the other stages.
         everything = (parameter for module in (*modules, *self.modules) for parameter in module.parameters())
-        device = next((parameter.device for parameter in everything), torch.get_default_device())
+        self._device = device = next((parameter.device for parameter in everything), torch.get_default_device())
         self._topology = topology = Topology.create(self._comm, self._placement, device)
         if topology.grid is not None:
             plan = self._plans[stage]
             for module in modules:
                 parallelize(module, plan if isinstance(plan, Plan) else topology.grid, comm=topology.stage_comm)
+        shared = SharedWeights(self._comm, self._placement, self.modules, self._shared)
         # Chunks of one rank may share parameters; the optimizer gets each once.
         parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
+        parameters = [parameter for parameter in parameters if id(parameter) not in shared.borrowed]
         stepper = optimizer(parameters) if optimizer is not None and parameters else None
         replicated = topology.replica_comm.size > 1
         passes = Passes(modules, topology.grid, loss, seed, replicated=replicated, deferred=deferred)
-        return Executor(topology, passes, stepper)
+        return Executor(topology, passes, stepper, shared)
 
     def _restart(self) -> None:
         # Mini-batches begun when the pipeline was last empty, and those whose loss was reported. A schedule counts its
@@ -309,15 +319,19 @@ class Pipeline:
 
     # -- training -----------------------------------------------------------------------------------------------------
 
-    def step(self, x: torch.Tensor, target: torch.Tensor) -> float | None:
+    def step(self, x: Any, target: Any) -> float | None:
         """Train with a mini-batch. Collective: call on every rank.
 
         Parameters
         ----------
-        x : Tensor
-            Input (N, ...), identical on all ranks. The ranks of the first stage read it.
-        target : Tensor
-            Target (N, ...), identical on all ranks. The ranks of the last stage read it.
+        x : object
+            Input, identical on all ranks: a tensor (N, ...), or a tuple, list or dictionary of inputs, with which the
+            first stage is called as with the result of a stage before. Tensors inside of it have N samples or no
+            dimensions; other values are given to each micro-batch. The ranks of the first stage read it, and do not
+            change it. With a synchronous schedule, tensors that require a gradient receive it on all ranks.
+        target : object
+            Target, identical on all ranks: a tensor (N, ...), or a nested value like ``x``, which the loss gets. The
+            ranks of the last stage read it, and do not change it.
 
         Returns
         -------
@@ -329,44 +343,41 @@ class Pipeline:
         ------
         ShapeError
             If there are no samples, or another number of targets.
+        ScheduleError
+            If ``x`` requires a gradient and the schedule is asynchronous.
+        Exception
+            If a pass fails, on the rank where it fails: its exception, with a note of the rank, stage and micro-batch.
         PipelineError
-            If a pass fails, on the rank where it fails.
+            If ranks are at different steps or have other mini-batches, on a rank that detects it.
         CommunicatorError
             If the pipeline was closed.
         """
         # Nothing is compared here, which would make all ranks wait: headers of messages have the step and the samples.
         check_communicator(self._comm, "Pipeline.step")
-        for name, value in (("x", x), ("target", target)):
-            if not isinstance(value, torch.Tensor):
-                raise ShapeError(f"step: {name} is a {type(value).__name__}; pass a torch.Tensor, samples first")
-        if not x.dim() or not target.dim() or not len(x) or len(x) != len(target):
-            raise ShapeError(
-                f"step: x {tuple(x.shape)} and target {tuple(target.shape)} must have the same number of samples, "
-                "one or more"
-            )
+        samples = count_samples("step", x=x, target=target)
+        needs_gradient = any(tensor.requires_grad for tensor in flatten(x, "x").tensors)
+        minibatch = Minibatch(self._begun, samples, needs_gradient)
         if self._source.stream is None:
-            self._synchronous_step(x, target)
+            self._synchronous_step(x, target, minibatch)
+        elif needs_gradient:
+            raise ScheduleError(
+                f"step: x requires a gradient, which {self._source.begins.name} computes some steps later; use a "
+                "synchronous schedule, or pass x.detach()"
+            )
         else:
             number = self._begun - self._origin
-            self._executor.add_microbatch(number, Microbatch(x, target, 1.0, Minibatch(self._begun, len(x)), 0))
+            self._executor.add_microbatch(number, Microbatch(x, target, 1.0, minibatch, 0))
             self._executor.perform(self._source.stream.step_actions(self.stage, self.replica, number))
             self._begun += 1
             self._report(self._source.stream.completed(number))
         # Asynchronous schedules know the loss of a mini-batch some steps later.
         return self.losses[-1][1] if self._reported > self._origin else None
 
-    def _synchronous_step(self, x: torch.Tensor, target: torch.Tensor) -> None:
-        # A smaller last mini-batch has fewer micro-batches, each of one sample at least.
-        count = min(self._source.microbatches, len(x))
-        order = self._source.make(count)
-        self._executor.begin(order)
-        pieces = zip(x.tensor_split(count), target.tensor_split(count), strict=True)
-        shares, minibatch = [], Minibatch(self._begun, len(x))
-        for number, (piece, its_target) in enumerate(pieces):
-            # Micro-batches may differ by one sample; the weights make the loss that of the full mini-batch.
-            shares.append(len(piece) / len(x))
-            self._executor.add_microbatch(number, Microbatch(piece, its_target, shares[-1], minibatch, number))
+    def _synchronous_step(self, x: Any, target: Any, minibatch: Minibatch) -> None:
+        order, shares = self._begin_microbatches(self._source.make, self._source.microbatches, x, target, minibatch)
         self._executor.perform(order.replica_actions(self.stage, self.replica, self._placement.replicas[self.stage]))
+        if minibatch.needs_gradient:
+            add_input_gradients(x, self._collect(0, self._executor.input_gradients, len(shares)))
         total = 0.0  # added one by one like a training loop: sum() rounds differently from Python 3.12 on
         for number, share in enumerate(shares):
             total += self._executor.losses[number] * share
@@ -374,11 +385,74 @@ class Pipeline:
         self._begun += 1
         self._reported = self._begun
 
+    def _begin_microbatches(
+        self, make: Callable[[int], Schedule], most: int, x: Any, target: Any, minibatch: Minibatch
+    ) -> tuple[Schedule, list[float]]:
+        """Begin the schedule of a mini-batch. Return it, and the fraction of the samples in each micro-batch."""
+        # A smaller last mini-batch has fewer micro-batches, each of one sample at least.
+        count = min(most, minibatch.samples)
+        order = make(count)
+        self._executor.begin(order)
+        # Micro-batches may differ by one sample; the weights make the loss that of the full mini-batch.
+        shares = [piece.numel() / minibatch.samples for piece in torch.arange(minibatch.samples).tensor_split(count)]
+        pieces = zip(split_samples(x, count), split_samples(target, count), shares, strict=True)
+        for number, (piece, its_target, share) in enumerate(pieces):
+            self._executor.add_microbatch(number, Microbatch(piece, its_target, share, minibatch, number))
+        return order, shares
+
+    def _collect(self, stage: int, found: Mapping[int, Boundary], count: int) -> list[Boundary]:
+        """Return tensors of a stage for each of ``count`` micro-batches, on all ranks. Collective."""
+        return [
+            broadcast_boundary(self._comm, self._placement.ranks(stage, number), found.get(number), self._device)
+            for number in range(count)
+        ]
+
     def _report(self, completed: int) -> None:
         for number in range(self._reported - self._origin, completed):
             self.losses.append((self._origin + number, self._executor.losses[number]))
         self._reported = self._origin + completed
         self._executor.drop_microbatches(completed)
+
+    def predict(self, x: Any) -> Any:
+        """Return the outputs of the model for a mini-batch, in evaluation mode and without gradients.
+
+        Micro-batches pass through the stages as in training, without backward passes or updates. The mode of each
+        module is restored afterwards. Collective: call on every rank.
+
+        Parameters
+        ----------
+        x : object
+            Input as in :meth:`step`, identical on all ranks. The ranks of the first stage read it.
+
+        Returns
+        -------
+        object
+            Result of the last stage for all samples, as plain tensors on all ranks. Tensors are concatenated along the
+            samples.
+
+        Raises
+        ------
+        ShapeError
+            If there are no samples, or outputs of micro-batches cannot be concatenated.
+        ScheduleError
+            If mini-batches are in flight; call :meth:`drain` first.
+        Exception
+            As in :meth:`step`.
+        """
+        check_communicator(self._comm, "Pipeline.predict")
+        self._check_empty("predict")
+        stages = len(self._placement.replicas)
+        make, most = self._source.make, self._source.microbatches
+        if self._source.stream is not None:
+            make, most = partial(schedule_of_name, "gpipe", stages), stages
+        minibatch = Minibatch(self._begun, count_samples("predict", x=x))
+        order, shares = self._begin_microbatches(make, most, x, None, minibatch)
+        actions = order.replica_actions(self.stage, self.replica, self._placement.replicas[self.stage])
+        with evaluation_mode(self.modules):
+            found = self._executor.predict(actions)
+        outputs = self._collect(stages - 1, found, len(shares))
+        self._restart()
+        return concatenate(outputs)
 
     def drain(self) -> None:
         """Finish the mini-batches in flight, so that the next one finds an empty pipeline.
@@ -419,6 +493,7 @@ class Pipeline:
         source = resolve_schedule(
             schedule, len(replicas), replicas, microbatches=microbatches, weights=weights, options=options
         )
+        _check_sharing(self._shared, source.begins)
         self.drain()
         self._source = source
         self._restart()
@@ -488,6 +563,7 @@ class Pipeline:
         A stage's grid stays, because its model needs it.
         """
         self.drain()
+        self._executor.close()
         self._topology.close()
         self._comm.Free()
 
@@ -498,6 +574,15 @@ class Pipeline:
         # After a failure other ranks may not get here, and close(), which is collective, would wait for them.
         if kind is None:
             self.close()
+
+
+def _check_sharing(shared: Sequence[Sequence[str]], schedule: Schedule) -> None:
+    """Raise ScheduleError if stages share parameters, but update them at different times."""
+    if shared and schedule.asynchronous:
+        raise ScheduleError(
+            f"pipeline: {' and '.join(shared[0])} are one tensor, which {schedule.name} would update on each stage at "
+            "another time; use a synchronous schedule, give each stage its own, or cut the model elsewhere"
+        )
 
 
 def _check_kinds(modules: Sequence[Any], schedule: object, loss: object, optimizer: object, batch_norm: object) -> None:

@@ -17,6 +17,7 @@ from mpi4py import MPI
 
 from distconv.communication.transport import Exchange
 from distconv.pipeline.stage.running_statistics import StatisticsRecord
+from distconv.pipeline.stage.stage_inputs import Minibatch
 from distconv.process import watchdog
 
 T = TypeVar("T")
@@ -32,14 +33,14 @@ class ReplicaRecord(NamedTuple):
         By micro-batch.
     has_gradients : list of bool
         True for each parameter with a gradient. Otherwise False.
-    minibatches : dict of int to int
-        Samples of the mini-batches that the replica works on.
+    minibatches : dict of int to Minibatch
+        Mini-batches that the replica works on, by their step.
     """
 
     records: list[StatisticsRecord]
     losses: dict[int, float]
     has_gradients: list[bool]
-    minibatches: dict[int, int]
+    minibatches: dict[int, Minibatch]
 
 
 def allgather_replicas(comm: MPI.Intracomm, mine: T, what: str) -> list[T]:

@@ -22,6 +22,8 @@ EXAMPLE = "pass an example of its input"
 PLAIN_METHODS = frozenset({"size", "dim", "ndimension", "numel", "nelement", "item", "tolist", "stride"})
 TUPLE_FUNCTIONS = frozenset({"chunk", "split", "tensor_split", "unbind"})
 PLAIN_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "layout", "itemsize", "nbytes", "requires_grad"})
+LOCAL_ATTRIBUTES = frozenset({"device", "layout"})
+"""Attributes of a tensor that a stage cannot send."""
 
 
 class SplitError(DistconvError, ValueError):
@@ -96,7 +98,7 @@ def cut_graph(graph: fx.Graph, positions: list[int]) -> list[fx.Graph]:
     Raises
     ------
     SplitError
-        If a value that is not a tensor crosses a split point, or two values that share memory do and one is written
+        If a device or layout crosses a split point, or two values that share memory do and one is written
         later.
     """
     nodes = list(graph.nodes)
@@ -129,17 +131,15 @@ def cut_test(graph: fx.Graph, root: nn.Module) -> Callable[[int], bool]:
     """
     nodes = list(graph.nodes)
     index = {node: number for number, node in enumerate(nodes)}
-    uses: dict[int, list[int]] = {id(tensor): [] for tensor in (*root.parameters(), *root.buffers())}
+    uses: dict[int, list[int]] = {id(tensor): [] for tensor in root.buffers()}
     for node in nodes:
         if node.op in ("call_module", "get_attr"):
             attribute = operator.attrgetter(str(node.target))(root)
-            tensors = (
-                [*attribute.parameters(), *attribute.buffers()] if isinstance(attribute, nn.Module) else [attribute]
-            )
+            tensors = attribute.buffers() if isinstance(attribute, nn.Module) else [attribute]
             users = [node] if node.op == "call_module" else node.users
             for tensor in (tensor for tensor in tensors if id(tensor) in uses):
                 uses[id(tensor)] += [index[user] for user in users]
-    # A split between the first and the last use of a parameter or buffer would make two stages share it.
+    # A split between the first and the last use of a buffer would make two stages share it.
     ranges = [(min(each), max(each)) for each in uses.values() if each]
 
     def possible(position: int) -> bool:
@@ -161,10 +161,10 @@ def _live_values(nodes: list[fx.Node], stage_of: dict[fx.Node, int], cut: int) -
         if stage_of.get(node, cut + 1) <= cut and any(stage_of[user] > cut for user in node.users)
     ]
     for node in alive:
-        if not is_tensor(node):
+        if node.target is getattr and node.args[1] in LOCAL_ATTRIBUTES:
             raise SplitError(
-                f"'{node}' ({node.format_node()}) is not a tensor, but would have to be sent from stage {cut} to "
-                f"{cut + 1}; {EXAMPLE}, cut elsewhere, or compute it from a tensor where it is used"
+                f"'{node}' ({node.format_node()}) is a property of one rank, but would have to be sent from stage "
+                f"{cut} to {cut + 1}; {EXAMPLE}, cut elsewhere, or read it from a tensor where it is used"
             )
     _check_memory(alive, [node for node in nodes if stage_of.get(node, cut) > cut], cut)
     return alive[::-1]  # the order is part of split()'s interface: the latest value first
@@ -224,5 +224,6 @@ def _stage_graph(nodes: list[fx.Node], given: list[fx.Node], returned: list[fx.N
         graph.output(fx.node.map_arg(nodes[-1].args[0], value)).meta = nodes[-1].meta
     else:
         values = tuple(value(node) for node in returned)
-        graph.output(values[0] if len(values) == 1 else values)
+        # A single value that may be a tuple stays one argument of the next stage.
+        graph.output(values[0] if len(values) == 1 and is_tensor(returned[0]) else values)
     return graph

@@ -6,6 +6,7 @@ each module. Another one is made when it is needed, so that no decision of the m
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -16,19 +17,21 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_unflatten
 
+from distconv.pipeline.stage.structures import call_arguments, count_samples
+
 from .fx_graph import autograd_modes
 from .graph_cuts import Locate, ModelSteps, SplitError, computing_positions, cut_graph, cut_test
-from .recording import FakeModel, ForwardRecording, TensorExample, containers
+from .recording import FakeModel, ForwardRecording, ModelInput, TensorExample, containers
 
 
-def recorded_steps(model: nn.Module, example: torch.Tensor) -> ModelSteps:
+def recorded_steps(model: nn.Module, example: Any) -> ModelSteps:
     """Return the steps of a model with an input like ``example``.
 
     Parameters
     ----------
     model : Module
-    example : Tensor
-        Input (N, ...).
+    example : object
+        Input (N, ...), or several as of :meth:`Pipeline.step`.
 
     Returns
     -------
@@ -39,7 +42,9 @@ def recorded_steps(model: nn.Module, example: torch.Tensor) -> ModelSteps:
     SplitError
         If its forward cannot be recorded, or differs from run to run.
     """
-    blueprint, like = FakeModel(model), TensorExample.from_tensor(example)
+    count_samples("split", example=example)
+    like, _ = ModelInput.from_arguments(*call_arguments(model, example))
+    blueprint = FakeModel(model)
     whole = _FullModel(model)
     training, evaluation = ((mode,) * len(whole.containers) for mode in (True, False))
     now, again = blueprint.record(like, training), blueprint.record(like, training)
@@ -66,8 +71,9 @@ class StageProgramCache:
     and autograd's modes. All stages of a model share one cache, and so do copies of a stage.
     """
 
-    def __init__(self, blueprint: FakeModel, example: TensorExample, locate: Locate) -> None:
-        self._blueprint, self._example, self._locate = blueprint, example, locate
+    def __init__(self, blueprint: FakeModel, example: ModelInput, locate: Locate) -> None:
+        self.example = example
+        self._blueprint, self._locate = blueprint, locate
         self._known: dict[Any, list[StageProgram]] = {}  # never freed: few numbers of samples and modes are in use
 
     def __deepcopy__(self, memo: object) -> StageProgramCache:
@@ -94,7 +100,7 @@ class StageProgramCache:
         """
         graph, calls = recording
         stage_graphs = cut_graph(graph, self._locate(calls, computing_positions(graph)))
-        key = samples or self._example.shape[0], training, autograd_modes()
+        key = samples or self.example.samples, training, autograd_modes()
         self._known[key] = [StageProgram(stage_graph) for stage_graph in stage_graphs]
         return self._known[key]
 
@@ -126,8 +132,8 @@ class StageProgramCache:
                 return program
         raise SplitError(
             f"stage {index} received {_format_specs(likes)}; with samples like the example's "
-            f"{_format_specs([self._example])} it receives "
-            f"{_format_specs(self._programs_of(self._example.shape[0], training)[index].given)}, or another number of "
+            f"{_format_specs(self.example.tensors)} it receives "
+            f"{_format_specs(self._programs_of(self.example.samples, training)[index].given)}, or another number of "
             "samples; split the model with an example of the shape, type and device that it is trained with"
         )
 
@@ -135,12 +141,12 @@ class StageProgramCache:
         programs = self._known.get((samples, training, autograd_modes()))
         if programs is not None:
             return programs
-        like = self._example._replace(shape=(samples, *self._example.shape[1:]))
-        return self.add(training, self._blueprint.record(like, training), samples)
+        recording = self._blueprint.record(self.example.with_samples(samples), training)
+        return self.add(training, recording, samples)
 
     def _numbers_of_samples(self, index: int, likes: list[TensorExample], training: tuple[bool, ...]) -> Iterator[int]:
         """Yield the possible numbers of samples, from dimensions that are multiples of the example's."""
-        samples, numbers = self._example.shape[0], dict[int, None]()
+        samples, numbers = self.example.samples, dict[int, None]()
         for recorded, like in zip(self._programs_of(samples, training)[index].given, likes, strict=False):
             for example, extent in zip(recorded.shape, like.shape, strict=False):
                 if example and example % samples == 0 and extent % (example // samples) == 0:
@@ -222,20 +228,36 @@ class RecordedStage(nn.Module):
         self._programs, self._index = programs, index
         self._containers = whole.containers  # in a list, so that their weights are not registered here
         inside = dict.fromkeys(name for program in examples for name in program.inside)
-        # Modules of the model whose own forward runs in this stage; train() sets their mode.
-        self._own = [whole.modules[name] for name in inside]
+        self.recorded_modules = [whole.modules[name] for name in inside]
+        """Modules of the model whose own forward runs in this stage; ``train()`` sets their mode."""
+        if index == 0:
+            self.__signature__ = inspect.signature(whole.model.forward)
         for name in dict.fromkeys(name for program in examples for name in program.names()):
             _assign(self, name, operator.attrgetter(name)(whole.model), name in whole.saved)
 
-    def forward(self, *given: torch.Tensor) -> Any:
-        """Run the steps of the model between two split points."""
+    def forward(self, *given: Any, **keywords: Any) -> Any:
+        """Run the steps of the model between two split points. The first stage takes the arguments of the model.
+
+        Raises
+        ------
+        SplitError
+            If the first stage receives another structure than that of the example.
+        """
+        if self._index == 0:
+            found, tensors = ModelInput.from_arguments(given, keywords)
+            if found.structure != self._programs.example.structure:
+                raise SplitError(
+                    f"stage 0 received other containers, names or constants than the example: {found.structure}, not "
+                    f"{self._programs.example.structure}; split the model with an example like the input"
+                )
+            given = tuple(tensors)
         training = tuple(module.training for module in self._containers)
         return self._programs.find(self._index, given, training).run(self, given)
 
     def train(self, mode: bool = True) -> RecordedStage:
         """Set the mode of the stage's modules, and of the modules whose forward was recorded in this stage."""
         super().train(mode)
-        for module in self._own:
+        for module in self.recorded_modules:
             module.training = mode
         return self
 

@@ -20,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.checkpoint import CheckpointFunction
 
+from distconv.pipeline.stage.structures import Boundary, flatten
+
 from .fx_graph import REPLACED, autograd_modes, buffer_ids, describe_failure, has_hooks, is_called_unchanged, is_layer
 from .graph_cuts import ModuleCall, SplitError
 
@@ -35,6 +37,50 @@ class TensorExample(NamedTuple):
     def from_tensor(cls, tensor: torch.Tensor) -> TensorExample:
         """Return those of ``tensor``."""
         return cls(tuple(tensor.shape), tensor.dtype, tensor.device.type)
+
+
+class ModelInput(NamedTuple):
+    """Arguments of a model, without the values of tensors.
+
+    Attributes
+    ----------
+    tensors : tuple of TensorExample
+    structure : object
+        Structure of the pair of positional and keyword arguments, as of :func:`.flatten`.
+    """
+
+    tensors: tuple[TensorExample, ...]
+    structure: Any
+
+    @classmethod
+    def from_arguments(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ModelInput, list[torch.Tensor]]:
+        """Return the input, and its tensors.
+
+        Parameters
+        ----------
+        args : tuple
+        kwargs : dict
+
+        Returns
+        -------
+        example : ModelInput
+        tensors : list of Tensor
+        """
+        boundary = flatten((args, kwargs), "the input of the model")
+        return cls(tuple(map(TensorExample.from_tensor, boundary.tensors)), boundary.structure), boundary.tensors
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return next(each.shape[0] for each in self.tensors if each.shape)
+
+    def with_samples(self, count: int) -> ModelInput:
+        """Return the input with another number of samples."""
+        return self._replace(
+            tensors=tuple(
+                each._replace(shape=(count, *each.shape[1:])) if each.shape else each for each in self.tensors
+            )
+        )
 
 
 class ForwardRecording(NamedTuple):
@@ -78,12 +124,12 @@ class FakeModel:
     def __deepcopy__(self, memo: object) -> FakeModel:
         return self
 
-    def record(self, example: TensorExample, training: Sequence[bool]) -> ForwardRecording:
+    def record(self, example: ModelInput, training: Sequence[bool]) -> ForwardRecording:
         """Record ``forward`` with an input like ``example``.
 
         Parameters
         ----------
-        example : TensorExample
+        example : ModelInput
         training : sequence of bool
             Mode of each of :func:`containers`.
 
@@ -103,9 +149,9 @@ class FakeModel:
             unpacked = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
             # A recording during training must not advance the random numbers of the run.
             with self.fake, torch.random.fork_rng(devices=[]), unpacked:
-                x = torch.empty(example.shape, dtype=example.dtype, device=example.device)
-                recorder = _ForwardRecorder(self, x)
-                recorder.run(x)
+                tensors = [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in example.tensors]
+                recorder = _ForwardRecorder(self, tensors)
+                recorder.run(*Boundary(tensors, example.structure).value())
             if buffer_ids(self.model) != self._buffers:
                 raise SplitError(REPLACED)
         except Exception as error:
@@ -142,7 +188,7 @@ class _ForwardRecorder(TorchFunctionMode):
     - "form": on the output, the pytree structure of the model's result.
     """
 
-    def __init__(self, blueprint: FakeModel, x: torch.Tensor) -> None:
+    def __init__(self, blueprint: FakeModel, inputs: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self.blueprint = blueprint
         self.graph = fx.Graph()
@@ -150,18 +196,19 @@ class _ForwardRecorder(TorchFunctionMode):
         self._inside = [""]
         self._paused = False
         self._modes = autograd_modes()
-        self._kept: list[Any] = [x]  # so that no id is used twice
+        self._kept: list[Any] = [*inputs]  # so that no id is used twice
         self._nodes: dict[int, fx.Node] = {}
-        self._bind_result(self.graph.placeholder("x"), x)
+        for x in inputs:
+            self._bind_result(self.graph.placeholder("x"), x)
 
-    def run(self, x: torch.Tensor) -> None:
-        """Record the model's forward with ``x``."""
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record the model's forward with these arguments."""
         call, apply = nn.Module.__call__, torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
         called = lambda module, *args, **kwargs: self._call(call, module, args, kwargs)  # noqa: E731
         applied = classmethod(lambda cls, *args, **kwargs: self._apply(apply, cls, args, kwargs))
         patched = mock.patch.object(nn.Module, "__call__", called)
         with patched, mock.patch.object(torch.autograd.Function, "apply", applied), self:
-            result = self.blueprint.model(x)
+            result = self.blueprint.model(*args, **kwargs)
         leaves, form = tree_flatten(result)
         self.graph.output([self._argument(leaf) for leaf in leaves]).meta["form"] = form
 

@@ -14,6 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,34 +24,33 @@ from .graph_cuts import Locate, ModelSteps, ModuleCall, SplitError
 from .recorded_stages import recorded_steps
 
 
-def split(
-    model: nn.Module, cuts: Sequence[str] | Sequence[int], example: torch.Tensor | None = None
-) -> list[nn.Module]:
+def split(model: nn.Module, cuts: Sequence[str] | Sequence[int], example: Any = None) -> list[nn.Module]:
     """Split a model into ``len(cuts) + 1`` stages that compute the same as the model.
 
-    The first stage takes the model's single input. Every other stage takes the result of the stage before: a tensor, or
-    a tuple of tensors (the latest first) if several values are needed after the split. A stage that only passes a value
-    on returns the same object. The last stage returns the model's result.
+    The first stage takes the model's input. Every other stage takes the result of the stage before: a value, or a tuple
+    of values (the latest first) if several are needed after the split. A stage that only passes a value on returns the
+    same object. The last stage returns the model's result.
 
-    Stages hold the model's own parameters, buffers and submodules under the same names. Training the stages trains the
-    model, and ``train()`` or ``eval()`` of a stage reaches its modules. An ``nn.Sequential`` that is split at its
-    children becomes several ``nn.Sequential``.
+    Stages hold the model's own parameters, buffers and submodules under the same names, and may share parameters.
+    Training the stages trains the model, and ``train()`` or ``eval()`` of a stage reaches its modules. An
+    ``nn.Sequential`` that is split at its children becomes several ``nn.Sequential``.
 
     Source: Zhang, Abdelrahman 2021 (stale weights), 4.1 (registers by number of layer).
 
     Parameters
     ----------
     model : Module
-        Model with one input.
+        Model with one input, or with several that ``example`` gives.
     cuts : sequence of str or int
         Split points in order: the full name of the submodule that begins the next stage, or k for a register after
         layer k of the pipeline placement vector. Layers are modules Conv*, ConvTranspose*, SparseConv and Linear in the
         order of their calls, counted from 1; the 1x1 convolution of a shortcut is one of them. Other operations between
         layers k and k + 1 (batch norm, ReLU, the addition of a residual block) belong to the earlier stage.
-    example : Tensor, optional
-        Tensor (N, ...) with the shape, dtype and device of training inputs. If ``torch.fx`` fails, a copy of the model
-        is recorded with it, and again when a stage receives another number of samples or mode, so that decisions by
-        shape and mode are the model's.
+    example : object, optional
+        Tensor (N, ...) with the shape, dtype and device of training inputs, or a tuple or dictionary of inputs as for
+        :meth:`Pipeline.step`. If ``torch.fx`` fails, or if there are several inputs, a copy of the model is recorded
+        with it, and again when a stage receives another number of samples or mode, so that decisions by shape and mode
+        are the model's.
 
     Returns
     -------
@@ -61,8 +61,8 @@ def split(
     ------
     SplitError
         If a split point names no submodule or one that is called more than once, if split points are out of order or
-        leave a stage empty; if ``forward`` can be neither traced nor recorded; if two stages would share a parameter or
-        buffer, or if a value that is not a tensor would cross a split point.
+        leave a stage empty; if ``forward`` can be neither traced nor recorded; if two stages would share a buffer, or
+        if a device would cross a split point.
 
     Warnings
     --------
@@ -79,16 +79,10 @@ def split(
         return [model]
     if _sliceable(model, cuts):
         return _stages(model, cuts, _children(model))
-    # A trace first: it needs no example, and holds for all numbers of samples.
-    try:
-        return _stages(model, cuts, trace_steps(model))
-    except SplitError:
-        if example is None:
-            raise
-    return _stages(model, cuts, recorded_steps(model, example))
+    return _stages(model, cuts, _steps(model, example))
 
 
-def possible_cuts(model: nn.Module, example: torch.Tensor | None = None) -> list[str]:
+def possible_cuts(model: nn.Module, example: Any = None) -> list[str]:
     """Return the submodules at which :func:`split` can split a model, alone or together.
 
     If several submodules begin with the same computation, the innermost one is returned.
@@ -96,8 +90,7 @@ def possible_cuts(model: nn.Module, example: torch.Tensor | None = None) -> list
     Parameters
     ----------
     model : Module
-        Model with one input.
-    example : Tensor, optional
+    example : object, optional
         As in :func:`split`.
 
     Returns
@@ -115,12 +108,7 @@ def possible_cuts(model: nn.Module, example: torch.Tensor | None = None) -> list
     >>> possible_cuts(nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 2))))
     ['1.0', '1.1']
     """
-    try:
-        steps = trace_steps(model)
-    except SplitError:
-        if example is None:
-            raise
-        steps = recorded_steps(model, example)
+    steps = _steps(model, example)
     times = Counter(call.name for call in steps.calls)
     cuts: dict[int, str] = {}
     for call in steps.calls:
@@ -128,6 +116,17 @@ def possible_cuts(model: nn.Module, example: torch.Tensor | None = None) -> list
         if call.name and times[call.name] == 1 and 0 < first < len(steps.computing):
             cuts[first] = call.name  # an inner module is called later than the modules around it, and replaces them
     return [name for first, name in sorted(cuts.items()) if steps.possible(steps.computing[first])]
+
+
+def _steps(model: nn.Module, example: Any) -> ModelSteps:
+    # A trace first: it needs no example, and holds for all numbers of samples.
+    if example is None or isinstance(example, torch.Tensor):
+        try:
+            return trace_steps(model)
+        except SplitError:
+            if example is None:
+                raise
+    return recorded_steps(model, example)
 
 
 def _stages(model: nn.Module, cuts: Sequence[str] | Sequence[int], steps: ModelSteps) -> list[nn.Module]:
@@ -202,12 +201,12 @@ def _shorten_names(names: list[str]) -> str:
 
 
 def _check_disjoint(model: nn.Module, stages: list[nn.Module]) -> None:
-    """Check that each parameter and buffer has one owner. Copies on the ranks of several stages would diverge."""
+    """Check that each buffer has one owner. Copies on the ranks of several stages would diverge."""
     owner: dict[int, int] = {}
     # Constants that forward makes are not named here: two stages may both have them.
-    names = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    names = {id(tensor): name for name, tensor in model.named_buffers()}
     for index, stage in enumerate(stages):
-        for tensor in [*stage.parameters(), *stage.buffers()]:
+        for tensor in stage.buffers():
             first = owner.setdefault(id(tensor), index)
             if first != index and id(tensor) in names:
                 raise SplitError(

@@ -10,5 +10,6 @@
     split_backward      Backward passes in two halves: gradients of the inputs, then of the weights
     stage_inputs        Inputs of a stage, where its own graph begins
     stage_state         Parameters and buffers of all stages: checks and copies between ranks
+    structures          Nested inputs and outputs of stages: their tensors, and the structure around these
     weight_versions     Versions of a stage's weights on one rank, and passes that run with one of them
 """

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from distconv.distribution import default_axes
 from distconv.errors import PipelineError
@@ -25,7 +26,8 @@ from .buffers import BufferSnapshot, check_unchanged
 from .rng import seed_generators
 from .running_statistics import RunningStatistics
 from .split_backward import WeightBackward, backward_of_inputs
-from .stage_inputs import Minibatch, StageInput, as_list, detach_version
+from .stage_inputs import Minibatch, StageInput
+from .structures import Boundary, call_arguments, flatten
 from .weight_versions import WeightVersions
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -37,8 +39,8 @@ class Microbatch:
 
     Attributes
     ----------
-    x, target : Tensor
-        Samples (N, ...) and targets (N, ...).
+    x, target : object
+        Samples and targets: tensors (N, ...), or nested values of them.
     share : float
         Fraction of the mini-batch's samples, by which the loss is weighted.
     minibatch : Minibatch
@@ -46,8 +48,8 @@ class Microbatch:
         Number in the mini-batch.
     """
 
-    x: torch.Tensor
-    target: torch.Tensor
+    x: Any
+    target: Any
     share: float
     minibatch: Minibatch
     number: int
@@ -57,11 +59,13 @@ class Microbatch:
 class _Pass:
     """State of a forward pass until the last gradient of its micro-batch.
 
-    ``outputs`` holds the autograd graph; it is empty if the pass will be repeated. ``half`` is the part of the backward
-    pass that waits for W. ``buffers`` has the values before a pass that will be repeated.
+    ``structure`` is that around the inputs. ``outputs`` holds the autograd graph; it is empty if the pass will be
+    repeated. ``half`` is the part of the backward pass that waits for W. ``buffers`` has the values before a pass that
+    will be repeated.
     """
 
     inputs: list[StageInput]
+    structure: Any
     outputs: list[torch.Tensor] = field(default_factory=list)
     half: WeightBackward | None = None
     buffers: BufferSnapshot | None = None
@@ -122,9 +126,7 @@ class Passes:
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
-    def forward(
-        self, action: Action, feed: Microbatch, received: Sequence[torch.Tensor | None] | None
-    ) -> list[torch.Tensor]:
+    def forward(self, action: Action, feed: Microbatch, received: Boundary | None) -> Boundary:
         """Run a chunk's forward pass.
 
         Parameters
@@ -132,44 +134,69 @@ class Passes:
         action : Action
         feed : Microbatch
             Input of the first chunk, and target of the last one.
-        received : sequence of Tensor or None
-            Boundary tensors from the chunk before; None for the first chunk.
+        received : Boundary or None
+            Result of the chunk before; None for the first chunk.
 
         Returns
         -------
-        list of Tensor
+        Boundary
             Outputs of the chunk; for the last chunk the loss.
         """
-        if received is None:
-            x = feed.x if self._grid is None else scatter(feed.x, self._grid)
-            state = _Pass([StageInput(x, first=True)])
-        else:
-            # None stands for an output of the stage before that has no values to send.
-            state = _Pass([StageInput(value) for value in received if value is not None])
+        state = self._enter(feed, received)
         if self.schedule.weights is Weights.RECOMPUTE:
-            outputs = self._run_without_graph(action, feed, state)
+            state.buffers = BufferSnapshot([self.modules[action.chunk]])
+            # Copies, since the second run needs the inputs unchanged.
+            copies = [entry.value.detach().clone() for entry in state.inputs]
+            with torch.no_grad():
+                outputs = self._run(action, feed, Boundary(copies, state.structure))
         else:
-            outputs = state.outputs = self._run(action, feed, state.inputs)
+            outputs = self._run(action, feed, self._entered(state))
+            state.outputs = outputs.tensors
         self._states[action.microbatch, action.chunk] = state
         return outputs
 
-    def _run_without_graph(self, action: Action, feed: Microbatch, state: _Pass) -> list[torch.Tensor]:
-        state.buffers = BufferSnapshot([self.modules[action.chunk]])
-        versions = [local_block(entry.value)._version for entry in state.inputs]
-        with torch.no_grad():
-            outputs = self._run(action, feed, state.inputs)
-        if versions != [local_block(entry.value)._version for entry in state.inputs]:
-            raise PipelineError(
-                f"{action}: weights='recompute' needs the stage's input once more, but the stage changes it in place"
-            )
-        return outputs
+    @torch.no_grad()
+    def predict(self, action: Action, feed: Microbatch, received: Boundary | None) -> Boundary:
+        """Run a chunk without autograd; the outputs of the last chunk are those of the model.
 
-    def _run(
-        self, action: Action, feed: Microbatch, inputs: Sequence[StageInput], is_repeated: bool = False
-    ) -> list[torch.Tensor]:
+        Parameters
+        ----------
+        action : Action
+        feed : Microbatch
+            Input of the first chunk.
+        received : Boundary or None
+            Result of the chunk before; None for the first chunk.
+
+        Returns
+        -------
+        Boundary
+        """
+        return self._leave(self._call(action.chunk, self._entered(self._enter(feed, received))))
+
+    def _enter(self, feed: Microbatch, received: Boundary | None) -> _Pass:
+        if received is not None:
+            return _Pass([StageInput(tensor) for tensor in received.tensors], received.structure)
+        tensors, structure = flatten(feed.x, "x")
+        if self._grid is not None:
+            tensors = [scatter(tensor, self._grid) for tensor in tensors]
+        return _Pass([StageInput(tensor, first=True) for tensor in tensors], structure)
+
+    @staticmethod
+    def _entered(state: _Pass) -> Boundary:
+        return Boundary([entry.enter() for entry in state.inputs], state.structure)
+
+    def _call(self, chunk: int, inputs: Boundary) -> Any:
+        args, kwargs = call_arguments(self.modules[chunk], inputs.value())
+        return self.modules[chunk](*args, **kwargs)
+
+    def _leave(self, value: Any) -> Boundary:
+        tensors, structure = flatten(value, "the output of a stage")
+        return Boundary([to_boundary(tensor, self._grid) for tensor in tensors], structure)
+
+    def _run(self, action: Action, feed: Microbatch, inputs: Boundary, is_repeated: bool = False) -> Boundary:
         # Position of the stage in the model, which does not depend on the schedule.
         part = action.chunk * len(self.schedule.stages) + action.stage
-        devices = {local_block(entry.value).device for entry in inputs if entry.value.is_cuda}
+        devices = {local_block(tensor).device for tensor in inputs.tensors if tensor.is_cuda}
         with ExitStack() as stack:
             stack.enter_context(self.weights.bind(action.version))
             stack.enter_context(seed_generators(self._seed, feed.minibatch.step, feed.number, part, tuple(devices)))
@@ -182,21 +209,20 @@ class Passes:
             if self.defers_statistics and not is_repeated:
                 assert action.microbatch is not None
                 stack.enter_context(self.statistics.record_statistics(action.microbatch))
-            values = self.modules[action.chunk](*(entry.enter() for entry in inputs))
+            value = self._call(action.chunk, inputs)
             if part == len(self.schedule.stages) * self.schedule.chunks - 1:
-                return [self._compute_loss(values, feed.target)]
-            return [to_boundary(value, self._grid) for value in as_list(values)]
+                return Boundary([self._compute_loss(value, feed.target)])
+            return self._leave(value)
 
-    def _compute_loss(self, values: Any, target: torch.Tensor) -> torch.Tensor:
+    def _compute_loss(self, values: Any, target: Any) -> torch.Tensor:
+        tensors, structure = flatten(target, "target")
         if self._grid is not None:
             # The last layer may be on another grid than the first.
-            grid = values.grid if isinstance(values, DistTensor) else self._grid
-            target = scatter(target, grid, _target_dims(values, target))
-        elif self.schedule.weights is Weights.RECOMPUTE:
-            target = target.clone()  # the loss is computed twice, and may change the target in place
-        else:
-            target = detach_version(target)
-        loss = self._loss(values, target)
+            found = (leaf.grid for leaf in tree_leaves(values) if isinstance(leaf, DistTensor))
+            grid = next(found, self._grid)
+            tensors = [scatter(tensor, grid, _target_dims(values, tensor)) for tensor in tensors]
+        # Copies: a loss that changes the target in place would change the caller's tensor, on some ranks only.
+        loss = self._loss(values, Boundary([tensor.clone() for tensor in tensors], structure).value())
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             described = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise TypeError(f"the loss must be a tensor of one element, the mean over samples, not {described}")
@@ -205,23 +231,21 @@ class Passes:
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
-    def backward(
-        self, action: Action, feed: Microbatch, received: Sequence[torch.Tensor | None] | None, full: bool
-    ) -> list[torch.Tensor | None]:
+    def backward(self, action: Action, feed: Microbatch, received: Boundary | None, full: bool) -> Boundary:
         """Run a chunk's backward pass; gradients of its weights are accumulated.
 
         Parameters
         ----------
         action : Action
         feed : Microbatch
-        received : sequence of Tensor or None
+        received : Boundary or None
             Gradients of the outputs; None for the last chunk, which begins with the loss.
         full : bool
             True to compute all gradients. Otherwise those of weights may wait for :meth:`weight`.
 
         Returns
         -------
-        list of Tensor or None
+        Boundary
             Gradients of the chunk's inputs; None for inputs without a gradient.
 
         Raises
@@ -232,7 +256,7 @@ class Passes:
         state = self._states[action.microbatch, action.chunk]
         if state.buffers is not None:
             with state.buffers.rerun():
-                state.outputs = self._run(action, feed, state.inputs, is_repeated=True)
+                state.outputs = self._run(action, feed, self._entered(state), is_repeated=True).tensors
         if received is None:
             if not local_block(state.outputs[0]).requires_grad:
                 raise PipelineError(
@@ -241,10 +265,10 @@ class Passes:
                     "trainable"
                 )
             # The gradient of the mean over the mini-batch with respect to the mean over this micro-batch.
-            received = [torch.full_like(local_block(state.outputs[0]), feed.share)]
+            received = Boundary([torch.full_like(local_block(state.outputs[0]), feed.share)])
         pairs = [
             (local_block(output), local_block(gradient))
-            for output, gradient in zip(state.outputs, received, strict=True)
+            for output, gradient in zip(state.outputs, received.tensors, strict=True)
             if gradient is not None and local_block(output).requires_grad
         ]
         # Autograd saved the parameters of the forward pass; the policy decides which values they have now.
@@ -254,7 +278,7 @@ class Passes:
         state.outputs = []
         if not self.schedule.splits_backward:
             self._finish(action)
-        return [entry.gradient for entry in state.inputs]
+        return Boundary([entry.gradient for entry in state.inputs])
 
     def _differentiate(self, state: _Pass, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], full: bool) -> None:
         if not pairs:

@@ -10,13 +10,27 @@ from distconv.tensor import DistTensor
 
 
 class Minibatch(NamedTuple):
-    """Number of a mini-batch, and the number of its samples.
+    """Properties of a mini-batch that all ranks must agree on.
 
-    Messages carry both. Ranks that run different steps, or have other numbers of samples, therefore raise an error.
+    Messages carry them. Ranks that run different steps, or pass other mini-batches, therefore raise an error.
+
+    Attributes
+    ----------
+    step : int
+        Number of the mini-batch.
+    samples : int
+        Number of its samples.
+    needs_gradient : bool
+        True if its input requires a gradient. Otherwise False.
     """
 
     step: int
     samples: int
+    needs_gradient: bool = False
+
+    def describe(self) -> str:
+        """Return the properties other than the step, for messages."""
+        return f"{self.samples} samples{' that require a gradient' if self.needs_gradient else ''}"
 
 
 class StageInput:
@@ -26,14 +40,14 @@ class StageInput:
     ----------
     value : Tensor
     first : bool
-        True for samples, which need no gradient. Otherwise the input receives one.
+        True for the input of the model, which is copied, because a stage may change it in place; it receives a gradient
+        if it requires one. Otherwise the tensor is the result of another stage, and receives one if its dtype can.
     """
 
     def __init__(self, value: torch.Tensor, *, first: bool = False) -> None:
-        # A version counter of its own, since micro-batches are views of one mini-batch.
-        self.value = detach_version(value) if first else value.detach()
-        if not first:  # samples need no gradient
-            self.value.requires_grad_(value.is_floating_point() or value.is_complex())
+        wanted = value.requires_grad if first else value.is_floating_point() or value.is_complex()
+        self.value = value.detach().clone() if first else value.detach()
+        self.value.requires_grad_(wanted)
         self._found: torch.Tensor | None = None
 
     def enter(self) -> torch.Tensor:
@@ -60,15 +74,6 @@ class StageInput:
         return DistTensor(self._found, self.value.dist, self.value.shape)
 
 
-def detach_version(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor on the same memory, outside of autograd, with its own version counter.
-
-    Micro-batches are views of one mini-batch, and views share a version counter. A stage or loss that changes one of
-    them in place would otherwise invalidate all of them for autograd.
-    """
-    return value.detach() if isinstance(value, DistTensor) else value.data
-
-
 class _EnterStage(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, entry: StageInput) -> torch.Tensor:
@@ -80,18 +85,3 @@ class _EnterStage(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[None, None]:
         ctx.entry._found = gradient
         return None, None
-
-
-def as_list(outputs: Any) -> list[torch.Tensor]:
-    """Return the result of a stage as a list.
-
-    Raises
-    ------
-    TypeError
-        If it is neither a tensor nor several.
-    """
-    values = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
-    for value in values:
-        if not isinstance(value, torch.Tensor):
-            raise TypeError(f"a stage must return tensors, not {type(value).__name__}")
-    return values

@@ -32,8 +32,8 @@ def describe_stages(modules: Sequence[Any]) -> str:
     return f"{', '.join(type(module).__name__ for module in modules)}; {tensors}"
 
 
-def check_separate(modules: Sequence[nn.Module], count: int) -> None:
-    """Check that no stage is distributed already, and that stages on different ranks share no weights.
+def find_shared(modules: Sequence[nn.Module], count: int) -> list[list[str]]:
+    """Return the parameters that stages on different ranks share.
 
     Parameters
     ----------
@@ -42,24 +42,33 @@ def check_separate(modules: Sequence[nn.Module], count: int) -> None:
     count : int
         Number of stages with ranks of their own.
 
+    Returns
+    -------
+    list of list of str
+        Names of each such parameter: the number of the module, a dot, and the name in the module.
+
     Raises
     ------
     ScheduleError
-        If a check fails.
+        If a stage is distributed already, or stages on different ranks share a buffer.
     """
-    # By tensor: the group of ranks that owns it (modules with the same index modulo count are chunks of one stage,
-    # which may share weights), and its first name.
-    owners: dict[int, tuple[int, str]] = {}
+    # Modules with the same index modulo count are chunks of one stage, which may share tensors.
+    names: dict[int, list[str]] = {}
+    tensors: dict[int, torch.Tensor] = {}
     for name, tensor in collect_state(modules).items():
-        index = int(name.partition(".")[0])
         if isinstance(tensor, DistTensor):
-            raise ScheduleError(f"stage {index}: {name} is already distributed; pass plain modules and use plans=")
-        owner, first = owners.setdefault(id(tensor), (index % count, name))
-        if owner != index % count:
+            stage = name.partition(".")[0]
+            raise ScheduleError(f"stage {stage}: {name} is already distributed; pass plain modules and use plans=")
+        names.setdefault(id(tensor), []).append(name)
+        tensors[id(tensor)] = tensor
+    shared = [key for key, each in names.items() if len({int(name.partition(".")[0]) % count for name in each}) > 1]
+    for key in shared:
+        if not isinstance(tensors[key], nn.Parameter):
             raise ScheduleError(
-                f"{first} and {name} are one tensor, but their stages are on different ranks; give each its own, or "
-                "cut the model elsewhere"
+                f"{' and '.join(names[key])} are one buffer, but their stages are on different ranks; give each its "
+                "own, or cut the model elsewhere"
             )
+    return [names[key] for key in shared]
 
 
 def broadcast_stage(comm: MPI.Intracomm, module: nn.Module, root: int, owned: bool) -> None:

@@ -18,7 +18,7 @@ WITHIN = {
     "distconv": ["autograd communication parameters process", "checkpoint data tracing", "capture"],
     "distconv.layers": ["common", "rules", "recurrent sparse", "models", "math", "tensor", "nn"],
     "distconv.perfmodel": ["graph", "cost machine strategy", "profiles", "sparse", "stages", "exploration"],
-    "distconv.pipeline": ["schedules simulation splitting", "runtime stage", "reference"],
+    "distconv.pipeline": ["schedules simulation", "runtime splitting stage", "reference"],
     "distconv.jobs": [
         "configuration",
         "training",

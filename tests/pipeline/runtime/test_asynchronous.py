@@ -19,9 +19,9 @@ POLICIES = [
 ]
 
 
-def make_pair(comm, schedule, microbatches=1, inplace=True, **options):
+def make_pair(comm, schedule, microbatches=1, **options):
     """A pipeline over ranks and one in this process, of the same stages, and both lists of stages."""
-    stages = convolutions(comm.size, dropout=0.3, inplace=inplace)
+    stages = convolutions(comm.size, dropout=0.3)
     alone = copies(stages)
     torch.manual_seed(7)
     pipe = Pipeline(stages, comm, schedule, F.cross_entropy, microbatches, optimizer=SGD, **options)
@@ -49,7 +49,7 @@ def drain_both(pipe, serial):
 @pytest.mark.ranks(at_most=6)
 @pytest.mark.parametrize(("schedule", "options"), POLICIES, ids=label)
 def test_training_has_the_bits_of_the_serial_pipeline(comm, schedule, options):
-    pipe, serial, *models = make_pair(comm, schedule, inplace="recompute" not in options.values(), **options)
+    pipe, serial, *models = make_pair(comm, schedule, **options)
     data = batches(3 * comm.size + 4)  # long enough for the schedule to repeat itself
     train_both(pipe, serial, data[:-4])
     drain_both(pipe, serial)

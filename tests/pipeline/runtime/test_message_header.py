@@ -12,6 +12,7 @@ from distconv.pipeline.runtime import message_header
 from distconv.pipeline.runtime.message_header import DTYPES, MessageHeader, TensorHeader, strides_of
 from distconv.pipeline.schedules.actions import Kind, Message
 from distconv.pipeline.stage.stage_inputs import Minibatch
+from distconv.pipeline.stage.structures import flatten
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -23,7 +24,8 @@ def test_a_header_says_again_what_was_written(dtype):
         TensorHeader(torch.int64, (0, 2)),
     )
     for loss in (0.1, -math.inf, 1e-310):
-        header = MessageHeader(Message(Kind.B, 7, 2), Minibatch(2**40, 2**35), tensors, loss, 2**33)
+        structure = flatten({"x": torch.ones(2), "y": [None, 1.5]}, "x").structure
+        header = MessageHeader(Message(Kind.B, 7, 2), Minibatch(2**40, 2**35, True), tensors, loss, 2**33, structure)
         assert MessageHeader.decode(header.encode().tolist()) == header
 
 
@@ -34,9 +36,9 @@ def test_a_header_keeps_a_loss_that_is_no_number():
 
 @pytest.mark.parametrize("shape", [(1,) * 4, ()], ids=str)
 def test_more_tensors_than_a_header_holds_are_refused(shape):
-    fits = (message_header.HEADER - 8) // (3 + len(shape))
+    fits = (message_header.HEADER - 10) // (3 + len(shape))
     MessageHeader(Message(Kind.F, 0, 1), Minibatch(0, 4), (TensorHeader(torch.float32, shape),) * fits).encode()
-    with pytest.raises(PipelineError, match=f"{fits + 1} tensors are sent between two stages"):
+    with pytest.raises(PipelineError, match=f"{fits + 1} tensors in a structure of 0 bytes are sent"):
         MessageHeader(
             Message(Kind.F, 0, 1), Minibatch(0, 4), (TensorHeader(torch.float32, shape),) * (fits + 1)
         ).encode()

@@ -14,6 +14,7 @@ from distconv.pipeline.runtime.p2p import P2P
 from distconv.pipeline.runtime.placement import StagePlacement
 from distconv.pipeline.schedules.actions import Kind, Message
 from distconv.pipeline.stage.stage_inputs import Minibatch
+from distconv.pipeline.stage.structures import Boundary, flatten
 from distconv.tensor import DistTensor
 from tests.distconv.layouts import normal
 from tests.harness.late_gpu import DEVICE, LateGpu
@@ -35,11 +36,17 @@ def send_to_next(comm, box, step, values, loss=0.5):
     """Send ``values`` from each rank to the next, and return what arrives from the one before."""
     if comm.rank < comm.size - 1:
         box.send(
-            Message(Kind.F, step, comm.rank + 1), comm.rank + 1, Minibatch(step, 4), values, loss=loss, what="a test"
+            Message(Kind.F, step, comm.rank + 1),
+            comm.rank + 1,
+            Minibatch(step, 4),
+            Boundary(values),
+            loss=loss,
+            what="a test",
         )
     if comm.rank == 0:
         return None
-    return box.receive(Message(Kind.F, step, comm.rank), comm.rank - 1, Minibatch(step, 4), "a test")
+    boundary, loss = box.receive(Message(Kind.F, step, comm.rank), comm.rank - 1, Minibatch(step, 4), "a test")
+    return boundary.tensors, loss
 
 
 @pytest.mark.ranks(2, 3)
@@ -96,12 +103,13 @@ def test_what_is_sent_may_change_at_once_and_many_messages_wait_in_order(comm):
     if comm.rank == 0:
         x = torch.zeros(50, 50)
         for step in range(20):
-            box.send(Message(Kind.F, step, 1), 1, Minibatch(step, 4), [x[: 1 + step * 7 % 50]], loss=0.0, what="a test")
+            sent = Boundary([x[: 1 + step * 7 % 50]])
+            box.send(Message(Kind.F, step, 1), 1, Minibatch(step, 4), sent, loss=0.0, what="a test")
             x += 1
     comm.Barrier()
     if comm.rank == 1:
         for step in range(20):
-            ((found,), _) = box.receive(Message(Kind.F, step, 1), 0, Minibatch(step, 4), "a test")
+            (((found,), _), _) = box.receive(Message(Kind.F, step, 1), 0, Minibatch(step, 4), "a test")
             assert assert_same(found, torch.full((1 + step * 7 % 50, 50), float(step)))
     box.close()
 
@@ -122,11 +130,16 @@ def test_activations_and_gradients_between_two_ranks_do_not_mix(comm):
     for payload, source in ((Kind.F, 0), (Kind.B, 1)):
         if comm.rank == source:
             box.send(
-                Message(payload, 0, other), other, Minibatch(0, 4), [torch.tensor([source])], loss=0.0, what="a test"
+                Message(payload, 0, other),
+                other,
+                Minibatch(0, 4),
+                Boundary([torch.tensor([source])]),
+                loss=0.0,
+                what="a test",
             )
     comm.Barrier()
     payload = Kind.B if comm.rank == 0 else Kind.F
-    ((found,), _) = box.receive(Message(payload, 0, comm.rank), other, Minibatch(0, 4), "a test")
+    (((found,), _), _) = box.receive(Message(payload, 0, comm.rank), other, Minibatch(0, 4), "a test")
     assert found.tolist() == [other]
     box.close()
 
@@ -136,17 +149,31 @@ def test_activations_and_gradients_between_two_ranks_do_not_mix(comm):
     ("number", "sent", "expected", "words"),
     [
         (3, Minibatch(8, 4), Minibatch(7, 4), r"step 7 from rank 0, but that sends F of micro-batch 3 of step 8"),
-        (0, Minibatch(0, 6), Minibatch(0, 5), "rank 0 has a mini-batch of 6 samples, but this rank has 5"),
+        (0, Minibatch(0, 6), Minibatch(0, 5), "rank 0 has a mini-batch of 6 samples, but this rank has 5 samples"),
+        (0, Minibatch(0, 6, True), Minibatch(0, 6), "of 6 samples that require a gradient, but this rank has 6"),
     ],
-    ids=["another step", "other samples"],
+    ids=["another step", "other samples", "with a gradient"],
 )
 def test_a_message_of_another_mini_batch_is_an_error_that_names_both(comm, number, sent, expected, words):
     box, message = messages(comm), Message(Kind.F, number, 1)
     if comm.rank == 0:
-        box.send(message, 1, sent, [torch.ones(2)], loss=0.0, what="a test")
+        box.send(message, 1, sent, Boundary([torch.ones(2)]), loss=0.0, what="a test")
     else:
         with pytest.raises(PipelineError, match=words):
             box.receive(message, 0, expected, "a test")
+    box.close()
+
+
+@pytest.mark.ranks(2)
+def test_the_structure_around_tensors_arrives(comm):
+    box, message, batch = messages(comm), Message(Kind.F, 0, 1), Minibatch(0, 2)
+    value = {"x": (torch.ones(2, 3), None), "size": (3, 4.5, "area"), "mask": [torch.tensor([True, False])]}
+    if comm.rank == 0:
+        box.send(message, 1, batch, flatten(value, "x"), loss=0.0, what="a test")
+    else:
+        found = box.receive(message, 0, batch, "a test")[0].value()
+        assert list(found) == list(value) and found["size"] == value["size"] and found["x"][1] is None
+        assert torch.equal(found["x"][0], value["x"][0]) and torch.equal(found["mask"][0], value["mask"][0])
     box.close()
 
 
@@ -164,7 +191,7 @@ def test_ranks_of_a_stage_that_send_different_tensors_are_an_error(comm):
         dtype = (torch.float32, torch.int32)[comm.rank]
         block = torch.ones(1, 1, 2, 4, dtype=dtype)
         value = DistTensor(block, dc.Distribution(grid, "nchw"), (1, 1, 4, 4))
-        box.send(message, 1, Minibatch(0, 1), [value], loss=0.0, what="a test")
+        box.send(message, 1, Minibatch(0, 1), Boundary([value]), loss=0.0, what="a test")
     box.close()
 
 

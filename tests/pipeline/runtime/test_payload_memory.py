@@ -12,6 +12,7 @@ from distconv.pipeline.runtime.p2p import P2P
 from distconv.pipeline.runtime.placement import StagePlacement
 from distconv.pipeline.schedules.actions import Kind, Message
 from distconv.pipeline.stage.stage_inputs import Minibatch
+from distconv.pipeline.stage.structures import Boundary
 from tests.distconv.layouts import normal
 
 
@@ -28,7 +29,7 @@ def test_payloads_between_stages_are_let_go_of_when_they_have_arrived(comm: Any)
     for step in range(4):
         message, batch = Message(Kind.F, step, 1), Minibatch(step, 4)
         if comm.rank == 0:
-            box.send(message, 1, batch, [normal(100, 100)], loss=0.0, what="a test")
+            box.send(message, 1, batch, Boundary([normal(100, 100)]), loss=0.0, what="a test")
         else:
             found, _ = box.receive(message, 0, batch, "a test")
             del found

@@ -26,8 +26,7 @@ SCHEDULES = [
 @pytest.mark.ranks(at_most=6)
 @pytest.mark.parametrize(("schedule", "options"), SCHEDULES, ids=label)
 def test_training_has_the_bits_of_one_process(comm, schedule, options):
-    # A stage that is run once more must leave its input as it is.
-    stages = convolutions(comm.size * options.get("chunks", 1), inplace="weights" not in options)
+    stages = convolutions(comm.size * options.get("chunks", 1))
     alone, data = copies(stages), batches(6)
     pipe = Pipeline(stages, comm, schedule, F.cross_entropy, optimizer=SGD, **options)
     expected, losses = [], []

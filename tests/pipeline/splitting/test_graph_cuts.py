@@ -38,17 +38,17 @@ def test_pieces_hand_on_what_lives_across_a_cut_the_latest_first():
     assert torch.equal(values[0], model(x))
 
 
-def test_a_number_does_not_go_from_piece_to_piece():
-    graph, model = graph_of(lambda self, x: self.b(self.a(x)).view(x.size(0), -1), **linears("a", "b"))
-    size = next(index for index, node in enumerate(graph.nodes) if node.name == "size")
-    with pytest.raises(SplitError, match=r"'size' .* is not a tensor, .* from stage 0 to 1; pass an example"):
-        cut_graph(graph, [size + 1])
-    assert [cut_test(graph, model)(position) for position in computing_positions(graph)] == [
-        True,
-        True,
-        True,
-        False,
-    ]
+def test_numbers_go_from_piece_to_piece_and_devices_do_not():
+    graph, model = graph_of(lambda self, x: self.b(self.a(x)).to(x.device).view(x.size(0), -1), **linears("a", "b"))
+    names = {node.name: index for index, node in enumerate(graph.nodes)}
+    possible = cut_test(graph, model)
+    # The device is read after b and used by to; the size is read after to and used by view.
+    assert [possible(names[name]) for name in ("b", "to", "size", "view")] == [True, False, True, True]
+    x = torch.randn(2, 3)
+    first, second = cut_graph(graph, [names["view"]])
+    assert torch.equal(run(second, model, *run(first, model, x))[0], model(x))
+    with pytest.raises(SplitError, match=r"'getattr_1' .* is a property of one rank, .* from stage 0 to 1; pass an"):
+        cut_graph(graph, [names["to"]])
 
 
 def test_memory_that_two_values_share_must_not_be_written_behind_a_cut():
@@ -64,11 +64,13 @@ def test_memory_that_two_values_share_must_not_be_written_behind_a_cut():
         cut_graph(graph, [add])
 
 
-def test_a_weight_is_used_on_one_side_of_a_cut_and_a_constant_on_both():
+def test_a_buffer_is_used_on_one_side_of_a_cut_and_weights_and_constants_on_both():
     def forward(self, x):
-        return self.c(self.b(self.a(x + self.plain) + self.shift) + self.shift) + self.plain
+        x = self.b(self.a(x + self.plain * self.weight) + self.shift)
+        return self.c(x + self.shift) + self.plain * self.weight
 
-    model = model_of(forward, shift=nn.Parameter(torch.ones(3)), **linears("a", "b", "c"))
+    weight = nn.Parameter(torch.ones(3))
+    model = model_of(forward, shift=torch.ones(3), weight=weight, **linears("a", "b", "c"))
     model.plain = torch.ones(3)
     graph = fx.symbolic_trace(model).graph
     possible = cut_test(graph, model)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from distconv.pipeline.splitting.graph_cuts import SplitError
-from distconv.pipeline.splitting.recording import FakeModel, TensorExample, containers
+from distconv.pipeline.splitting.recording import FakeModel, ModelInput, containers
 from distconv.pipeline.splitting.split import split
 from tests.pipeline.splitting.modules import linears, model_of
 
@@ -90,7 +90,8 @@ def test_a_model_that_cannot_be_copied_is_refused():
 
 def test_calls_and_steps_are_those_of_the_forward_pass():
     model = nn.Sequential(nn.Linear(3, 3), model_of(lambda self, x: self.a(x).view(x.shape[0], -1) + 1, **linears("a")))
-    recording = FakeModel(model).record(TensorExample((5, 3), torch.float32, "cpu"), [True] * len(containers(model)))
+    like, _ = ModelInput.from_arguments((torch.ones(5, 3),), {})
+    recording = FakeModel(model).record(like, [True] * len(containers(model)))
     assert [(call.name, call.layer) for call in recording.calls] == [
         ("", False),
         ("0", True),

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from distconv.errors import ShapeError
 from distconv.layers.models import MODELS
 from distconv.pipeline.splitting.graph_cuts import SplitError
 from distconv.pipeline.splitting.split import possible_cuts, split
+from distconv.pipeline.stage.structures import call_arguments, split_samples
 from distconv.plan import is_plannable_layer
 from tests.pipeline.splitting.modules import linears, model_of
 
@@ -189,10 +191,77 @@ def test_a_cut_that_cannot_be_is_refused(cuts, message):
         split(Residual(), cuts)
 
 
-def test_tied_weights_of_a_sequential_model_are_refused():
+@pytest.mark.parametrize(
+    ("forward", "cuts"),
+    [
+        (lambda self, x: self.a(self.b(self.a(x))), ["b"]),
+        (lambda self, x: nn.functional.linear(self.b(self.a(x)), self.a.weight), ["b"]),
+        (lambda self, x: self.b(self.a(x)).view(x.size(0), -1) * x.size(-1), ["b"]),
+        (lambda self, x: sum(self.b(part) for part in [self.a(x)[:, :3].chunk(1, 1)[0]]), ["b"]),
+    ],
+    ids=["tied module", "tied parameter", "numbers", "tuple"],
+)
+def test_stages_share_parameters_and_exchange_numbers(forward, cuts):
+    torch.manual_seed(0)
+    assert_stages_equal_model(model_of(forward, **linears("a", "b")), cuts, torch.randn(2, 3))
+
+
+def test_tied_modules_of_a_sequential_model_are_in_both_stages():
+    torch.manual_seed(0)
     tied = nn.Linear(3, 3)
-    with pytest.raises(SplitError, match=r"'0.weight' is used by stages 0 and 1"):
-        split(nn.Sequential(tied, nn.ReLU(), tied), [1])
+    model = nn.Sequential(tied, nn.ReLU(), tied)
+    first, second = split(model, [1])
+    assert next(first.parameters()) is next(second.parameters()) is tied.weight
+    assert_stages_equal_model(model, [1], torch.randn(2, 3))
+
+
+class Several(nn.Module):
+    """Several inputs, by position and by name, and a result with names."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x, mask=None, *, scale=1.0, extra=None):
+        y = self.a(x) * scale
+        y = self.b(y if mask is None else y * mask)
+        if extra is not None:
+            y = y + extra["shift"]
+        return {"y": self.c(y), "rows": len(x)}
+
+
+@pytest.mark.parametrize("cuts", [["b"], ["c"], ["b", "c"]])
+@pytest.mark.parametrize(
+    "given",
+    [
+        (torch.ones(4, 3), torch.tensor([[0.0], [1.0], [1.0], [2.0]])),
+        {"x": torch.ones(4, 3), "scale": 0.5},
+        {"x": torch.ones(4, 3), "mask": torch.ones(4, 1), "extra": {"shift": torch.full((4, 3), 2.0)}},
+    ],
+    ids=["positions", "names and a constant", "nested"],
+)
+def test_a_model_with_several_inputs_is_split_with_an_example_of_them(given, cuts):
+    torch.manual_seed(0)
+    model = Several().float()
+    stages = split(model, cuts, given)
+    for rows in (4, 2):  # another number of samples is recorded again
+        value = split_samples(given, 4 // rows)[-1]
+        args, kwargs = call_arguments(model, value)
+        expected = model(*args, **kwargs)
+        for stage in stages:
+            args, kwargs = call_arguments(stage, value)
+            value = stage(*args, **kwargs)
+        assert torch.equal(value["y"], expected["y"]) and value["rows"] == expected["rows"] == rows
+
+
+def test_an_input_unlike_the_example_raises():
+    torch.manual_seed(0)
+    first, _ = split(Several().float(), ["b"], {"x": torch.ones(4, 3), "scale": 0.5})
+    for other in ({"x": torch.ones(4, 3), "scale": 2.0}, {"x": torch.ones(4, 3)}):
+        with pytest.raises(SplitError, match="stage 0 received other containers, names or constants than the example"):
+            first(**other)
+    with pytest.raises(ShapeError, match=r"example\['x'\]|example\[0\] \(4, 3\), example\[1\] \(3, 1\)"):
+        split(Several(), ["b"], (torch.ones(4, 3), torch.ones(3, 1)))
 
 
 def test_hooks_that_would_be_lost_are_refused_and_those_of_a_layer_are_called():
@@ -229,11 +298,14 @@ class Shared(nn.Module):
         return self.e(self.d(x)) / size
 
 
-def test_cuts_between_the_uses_of_a_weight_or_a_number_are_impossible():
-    assert possible_cuts(Shared()) == []
-    model = Shared()
-    model.c.weight = nn.Parameter(torch.ones(3, 3))
-    assert possible_cuts(model) == ["b", "c"]
+def test_cuts_between_the_uses_of_a_weight_or_a_number_are_possible_and_of_a_buffer_not():
+    assert possible_cuts(Shared()) == ["b", "c", "d", "e"]
+    model = model_of(
+        lambda self, x: self.c(self.norm(self.b(self.norm(self.a(x))))),
+        norm=nn.BatchNorm1d(3),
+        **linears("a", "b", "c"),
+    )
+    assert possible_cuts(model) == ["c"]
 
 
 def test_of_modules_that_begin_together_the_innermost_is_a_cut():

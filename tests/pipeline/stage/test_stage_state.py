@@ -11,22 +11,20 @@ import distconv as dc
 from distconv.errors import MismatchError
 from distconv.pipeline import Pipeline
 from distconv.pipeline.schedules.actions import ScheduleError
-from distconv.pipeline.stage.stage_state import broadcast_stage, check_separate, collect_state, describe_stages
+from distconv.pipeline.stage.stage_state import broadcast_stage, collect_state, describe_stages, find_shared
 from tests.distconv.layouts import grid_over, normal, raises_everywhere
 from tests.pipeline.training import convolutions, states
 
 
 @pytest.mark.ranks(2)
-def test_parameters_that_two_stages_share_are_refused(comm):
-    shared = nn.Linear(2, 2)
-    with torch.no_grad():
-        shared.weight.fill_(1.0), shared.bias.fill_(1.0)
+def test_buffers_that_two_stages_share_raise(comm):
     torch.manual_seed(0)
+    shared = nn.BatchNorm1d(2)
     stages = [shared, nn.Sequential(nn.Linear(2, 2), shared)]
     raises_everywhere(
         comm,
         ScheduleError,
-        r"0\.weight and 1\.1\.weight are one tensor",
+        r"0\.running_mean and 1\.1\.running_mean are one buffer",
         lambda: Pipeline(stages, comm, "gpipe", F.mse_loss),
     )
 
@@ -71,19 +69,21 @@ def test_ranks_compare_kinds_of_stages_shapes_and_dtypes_but_no_values():
     assert describe_stages([nn.Tanh(), torch.tanh]) == "Tanh, builtin_function_or_method; "
 
 
-def test_chunks_of_one_rank_may_share_a_parameter_and_other_stages_not():
+def test_parameters_that_stages_on_different_ranks_share_are_found_and_shared_buffers_raise():
     shared = nn.Linear(2, 2)
     parts = [nn.Tanh(), nn.Tanh(), shared, nn.Tanh(), nn.Sequential(shared), nn.Tanh()]
-    check_separate(parts, count=2)
-    with pytest.raises(ScheduleError, match=r"2\.weight and 4\.0\.weight are one tensor"):
-        check_separate(parts, count=3)
+    assert find_shared(parts, count=2) == []  # chunks of one rank
+    assert find_shared(parts, count=3) == [["2.weight", "4.0.weight"], ["2.bias", "4.0.bias"]]
+    norm = nn.BatchNorm1d(2)
+    with pytest.raises(ScheduleError, match=r"0\.running_mean and 1\.0\.running_mean are one buffer"):
+        find_shared([norm, nn.Sequential(norm)], count=2)
 
 
 def test_what_is_distributed_already_is_refused(comm):
     stages = [nn.Tanh(), nn.Tanh()]
     stages[1].register_buffer("table", dc.scatter(torch.ones(4, 2), grid_over(comm, n=comm.size)))
     raises_everywhere(
-        comm, ScheduleError, "stage 1: 1.table is already distributed", lambda: check_separate(stages, count=2)
+        comm, ScheduleError, "stage 1: 1.table is already distributed", lambda: find_shared(stages, count=2)
     )
 
 
