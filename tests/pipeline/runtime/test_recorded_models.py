@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from functools import partial
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import distconv as dc
 from distconv.pipeline import Pipeline, PipelinePlan, SerialPipeline, split
 from tests.distconv.layouts import normal
+from tests.layers.models.third_party_networks import need, torchvision
 from tests.pipeline.splitting.idioms import IDIOMS, SHAPE, convolutions
 from tests.pipeline.splitting.modules import model_of
 from tests.pipeline.training import SGD, assert_close, assert_same, copies, train_plainly
@@ -109,3 +115,43 @@ def test_replicas_bring_the_statistics_of_a_recorded_models_batch_norms_together
     train_plainly([alone], batches, 3, loss)
     assert_close([model], [alone])
     pipe.close()
+
+
+@pytest.mark.long
+@pytest.mark.ranks(2, 3)
+def test_an_unmodified_gpt_2_with_a_tied_embedding_trains_and_predicts_as_in_one_process(comm):
+    need("transformers")
+    torchvision()  # transformers imports it
+    # In a checkout our folder kernels is found where transformers looks for the package of this name.
+    sys.modules.setdefault("kernels", None)
+    package = importlib.import_module("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "n_positions": 16, "n_embd": 16, "n_layer": 4, "n_head": 2}
+    settings = {"bos_token_id": 0, "eos_token_id": 0, "attn_implementation": "eager", "use_cache": False}
+    dropout = dict.fromkeys(["resid_pdrop", "embd_pdrop", "attn_pdrop"], 0.0)
+    model = package.GPT2LMHeadModel(package.GPT2Config(**sizes, **settings, **dropout)).double()
+    alone, words = copies(model), torch.randint(50, (6, 16))
+    batch = {"input_ids": words, "attention_mask": torch.ones(6, 16, dtype=torch.int64)}
+    batch["attention_mask"][1, :3] = 0
+
+    def loss(output, target):
+        return F.cross_entropy(output.logits[:, :-1].flatten(0, 1), target[:, 1:].flatten())
+
+    cuts = {2: ["transformer.h.2.ln_1"], 3: ["transformer.h.1.ln_1", "transformer.h.3.ln_1"]}[comm.size]
+    optimizer = partial(torch.optim.AdamW, lr=0.01)
+    stages = split(model, cuts, {name: value[:3] for name, value in batch.items()})
+    with Pipeline(stages, comm, "1f1b-so", loss, microbatches=2, optimizer=optimizer) as pipe:
+        losses = [pipe.step(batch, words) for _ in range(3)]
+        predicted = pipe.predict(batch)
+        pipe.synchronize()
+    updates, expected = optimizer(alone.parameters()), []
+    for _ in range(3):
+        updates.zero_grad()
+        each = loss(alone(**batch), words)
+        each.backward()
+        updates.step()
+        expected.append(each.item())
+    torch.testing.assert_close(losses, expected, rtol=1e-12, atol=0.0)
+    assert_close([model], [alone])
+    with torch.no_grad():
+        torch.testing.assert_close(predicted.logits, alone.eval()(**batch).logits, rtol=1e-10, atol=1e-12)
