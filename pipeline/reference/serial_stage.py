@@ -30,7 +30,7 @@ class _InFlightPass(NamedTuple):
     run: Run
     buffers: BufferSnapshot | None
 
-    def entered(self) -> Boundary:
+    def enter(self) -> Boundary:
         """Return the inputs for the stage."""
         return Boundary([entry.enter() for entry in self.inputs], self.structure)
 
@@ -91,17 +91,17 @@ class SerialStage:
             The outputs.
         """
         inputs = [StageInput(tensor, first=self.index == 0) for tensor in values.tensors]
-        flown = _InFlightPass(inputs, values.structure, None, run, None if keep else BufferSnapshot([self.module]))
+        in_flight = _InFlightPass(inputs, values.structure, None, run, None if keep else BufferSnapshot([self.module]))
         if keep:
             with self._with_weights(weights), _aliases(self.parameters):
-                outputs = run(flown.entered())
-            flown = flown._replace(outputs=outputs)
+                outputs = run(in_flight.enter())
+            in_flight = in_flight._replace(outputs=outputs)
         else:
             # Copies, since the second run needs the inputs unchanged.
             copies = [entry.value.detach().clone() for entry in inputs]
             with torch.no_grad():
                 outputs = run(Boundary(copies, values.structure))
-        self.flights[flight] = flown
+        self.flights[flight] = in_flight
         return outputs
 
     def backward(self, flight: int, gradients: Gradients, weights: Values) -> Gradients:
@@ -123,18 +123,18 @@ class SerialStage:
         tuple of (Tensor or None)
             Gradients of the stage's inputs.
         """
-        flown = self.flights.pop(flight)  # which frees its graph
+        in_flight = self.flights.pop(flight)  # which frees its graph
         with self._with_weights(weights):
-            outputs = flown.outputs
+            outputs = in_flight.outputs
             if outputs is None:
-                assert flown.buffers is not None
-                with flown.buffers.rerun():
-                    outputs = flown.run(flown.entered())
+                assert in_flight.buffers is not None
+                with in_flight.buffers.rerun():
+                    outputs = in_flight.run(in_flight.enter())
             made = outputs.tensors
             pairs = [(o, g) for o, g in zip(made, gradients, strict=True) if o.requires_grad and g is not None]
             if pairs:
                 torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
-        return tuple(entry.gradient for entry in flown.inputs)
+        return tuple(entry.gradient for entry in in_flight.inputs)
 
     def update(self, needed_from: int) -> None:
         """Run one optimizer step.

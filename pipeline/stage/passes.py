@@ -142,7 +142,7 @@ class Passes:
         Boundary
             Outputs of the chunk; for the last chunk the loss.
         """
-        state = self._enter(feed, received)
+        state = self._begin_pass(feed, received)
         if self.schedule.weights is Weights.RECOMPUTE:
             state.buffers = BufferSnapshot([self.modules[action.chunk]])
             # Copies, since the second run needs the inputs unchanged.
@@ -150,7 +150,7 @@ class Passes:
             with torch.no_grad():
                 outputs = self._run(action, feed, Boundary(copies, state.structure))
         else:
-            outputs = self._run(action, feed, self._entered(state))
+            outputs = self._run(action, feed, self._enter_inputs(state))
             state.outputs = outputs.tensors
         self._states[action.microbatch, action.chunk] = state
         return outputs
@@ -171,9 +171,9 @@ class Passes:
         -------
         Boundary
         """
-        return self._leave(self._call(action.chunk, self._entered(self._enter(feed, received))))
+        return self._to_boundary(self._call(action.chunk, self._enter_inputs(self._begin_pass(feed, received))))
 
-    def _enter(self, feed: Microbatch, received: Boundary | None) -> _Pass:
+    def _begin_pass(self, feed: Microbatch, received: Boundary | None) -> _Pass:
         if received is not None:
             return _Pass([StageInput(tensor) for tensor in received.tensors], received.structure)
         tensors, structure = flatten(feed.x, "x")
@@ -182,14 +182,14 @@ class Passes:
         return _Pass([StageInput(tensor, first=True) for tensor in tensors], structure)
 
     @staticmethod
-    def _entered(state: _Pass) -> Boundary:
+    def _enter_inputs(state: _Pass) -> Boundary:
         return Boundary([entry.enter() for entry in state.inputs], state.structure)
 
     def _call(self, chunk: int, inputs: Boundary) -> Any:
         args, kwargs = call_arguments(self.modules[chunk], inputs.value())
         return self.modules[chunk](*args, **kwargs)
 
-    def _leave(self, value: Any) -> Boundary:
+    def _to_boundary(self, value: Any) -> Boundary:
         tensors, structure = flatten(value, "the output of a stage")
         return Boundary([to_boundary(tensor, self._grid) for tensor in tensors], structure)
 
@@ -212,7 +212,7 @@ class Passes:
             value = self._call(action.chunk, inputs)
             if part == len(self.schedule.stages) * self.schedule.chunks - 1:
                 return Boundary([self._compute_loss(value, feed.target)])
-            return self._leave(value)
+            return self._to_boundary(value)
 
     def _compute_loss(self, values: Any, target: Any) -> torch.Tensor:
         tensors, structure = flatten(target, "target")
@@ -256,7 +256,7 @@ class Passes:
         state = self._states[action.microbatch, action.chunk]
         if state.buffers is not None:
             with state.buffers.rerun():
-                state.outputs = self._run(action, feed, self._entered(state), is_repeated=True).tensors
+                state.outputs = self._run(action, feed, self._enter_inputs(state), is_repeated=True).tensors
         if received is None:
             if not local_block(state.outputs[0]).requires_grad:
                 raise PipelineError(
