@@ -100,6 +100,12 @@ def test_outputs_that_cannot_be_concatenated_raise_on_all_ranks(comm, kind, word
 
 
 @pytest.mark.ranks(2)
+def test_one_micro_batch_may_have_outputs_without_samples(comm):
+    with Pipeline([nn.Tanh(), Outputs("a sum")], comm, "gpipe", F.mse_loss) as pipe:
+        torch.testing.assert_close(pipe.predict(torch.ones(3, 2)), torch.ones(3, 2).tanh().sum())
+
+
+@pytest.mark.ranks(2)
 def test_recorded_stages_predict_in_evaluation_mode_and_train_afterwards(comm):
     class Mode(nn.Module):
         def __init__(self):
