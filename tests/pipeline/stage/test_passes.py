@@ -157,6 +157,19 @@ def test_a_forward_pass_has_the_weights_of_the_version_that_its_action_names():
     assert [outputs.tensors[0].item() for outputs in found] == [5, 2, 5]
 
 
+def test_a_prediction_has_no_graph_and_leaves_nothing_in_flight():
+    torch.manual_seed(0)
+    layers = [nn.Linear(3, 2), nn.Tanh()]
+    passes = Passes(layers, None, F.mse_loss, 0, replicated=False, deferred=False)
+    passes.begin(schedule("interleaved", 1, 1, chunks=2))
+    x = torch.randn(4, 3, requires_grad=True)
+    feed = Microbatch({"input": x}, None, 1.0, Minibatch(0, 4), 0)
+    first = passes.predict(Action("F", 0, 0, 0, version=0), feed, None)
+    (found,), _ = passes.predict(Action("F", 0, 0, 1, version=0), feed, first)
+    assert torch.equal(found, layers[1](layers[0](x))) and not found.requires_grad
+    assert passes._states == {}
+
+
 def test_chunks_of_one_rank_drop_out_each_for_itself():
     """Two factors of a half leave a quarter; the same factor twice leaves a half."""
 
