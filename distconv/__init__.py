@@ -23,6 +23,7 @@
     local_device      The GPU of this rank
     memory_format     Memory formats of blocks: contiguous, channels_last or channels_last_3d
     memory_order      Strides that a tensor would have in a single process
+    output            The interface of outputs: datasets that ranks write together, and that a later job resumes
     parallel          ``parallelize``: prepare an ordinary module for training on DistTensors
     parameters        Parameters on a grid: sharding, comparison of replicas, optimizer state, weight files
     pictures          ``show``: pictures of distributions, grids and plans, as text or SVG
@@ -37,6 +38,7 @@
     text_files        Strict reading of small JSON and YAML files: plans, machines, layer profiles, options
     tracing           Traces of training steps: what each rank did, when, and where the time went
     transformations   Program transformations of torch with DistTensors
+    volume_files      NIfTI volumes as outputs: no rank holds a full volume, and no two ranks write one file
     whole_files       Atomic files: a file has its new content or its old one, even after a crash
     writing           Writing distributed tensors to files: each rank writes its own block
 """

@@ -2,8 +2,9 @@
 
 ``.zarr`` is a zarr group. Ranks first redistribute rows at the borders of their blocks, so that each chunk has a single
 writer. ``.h5`` and ``.nc`` are virtual datasets over one file of each rank in the folder ``NAME.h5.parts``, so that
-HDF5 needs no MPI support. An unfinished output is marked as such, and a later run resumes it. Dimensions, coordinates
-and attributes are stored as xarray and netCDF read them.
+HDF5 needs no MPI support. ``.nii.gz`` and ``.nii`` are NIfTI volumes (:mod:`distconv.volume_files`). An unfinished
+output is marked as such, and a later run resumes it. Dimensions, coordinates and attributes are stored as xarray and
+netCDF read them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,20 +25,23 @@ from distconv.checkpoint.files import hdf5_image
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks, try_on_rank_0
 from distconv.data.coordinates import VariableLabels, to_labels
 from distconv.data.formats.hdf5_files import NO_VARIABLE
+from distconv.data.formats.nifti import is_nifti
 from distconv.data.formats.zarr_groups import UNFINISHED
-from distconv.distribution import Box, Distribution, Interval, block_range
+from distconv.distribution import Box, Distribution, block_range
 from distconv.errors import DataError
+from distconv.output import PROGRESS, Output, OutputState, PartsOutput, read_progress
 from distconv.precision import HALF
 from distconv.tensor import DistTensor
-from distconv.text_files import File, decode, parse_json
-from distconv.whole_files import Folder, open_regular, write_file
+from distconv.text_files import decode
+from distconv.volume_files import NiftiOutput, check_volumes
+from distconv.whole_files import Folder, write_file
 
 _LARGEST_CHUNK = 128
 """Largest size of a chunk along channels and space."""
 _ROWS = 1024
 """Rows of a chunk of arrays with fewer than three dimensions."""
-
-_PROGRESS = "progress.json"
+_LARGEST_ATTRIBUTE = 8000
+"""Numbers in an attribute: 64 KiB in HDF5."""
 
 
 def write(
@@ -61,7 +64,8 @@ def write(
     tensor : DistTensor or mapping of str to DistTensor
         Real values. Half precision is written as float32. Each tensor of a mapping becomes a dataset with its name.
     path : str or path-like
-        A zarr group, ``NAME.zarr``, an HDF5 file, ``NAME.h5``, or a netCDF 4 file, ``NAME.nc``, which must not exist.
+        A zarr group, ``NAME.zarr``, an HDF5 file, ``NAME.h5``, a netCDF 4 file, ``NAME.nc``, or a NIfTI volume,
+        ``NAME.nii.gz`` or ``NAME.nii``, of one sample (1, C, X, Y, Z) or (1, X, Y, Z). It must not exist.
     name : str
         The name of the dataset, if there is one tensor.
     dims : sequence of str, optional
@@ -71,8 +75,9 @@ def write(
         Values along dimensions: numbers, dates, or coordinates of :func:`open_gridded`, which keep their units and
         calendar.
     attrs : mapping of str to object, optional
-        Attributes of the dataset, such as its units: strings, numbers and lists of numbers. For several tensors, a
-        mapping from tensor names to these.
+        Attributes of the dataset, such as its units: strings, numbers, and arrays of numbers, which are stored row by
+        row. For several tensors, a mapping from tensor names to these. Of a NIfTI volume, ``affine`` (4, 4),
+        ``affine_code`` and ``space_units``.
 
     Raises
     ------
@@ -136,7 +141,8 @@ def open_output(
     Parameters
     ----------
     path : str or path-like
-        A zarr group, ``NAME.zarr``, an HDF5 file, ``NAME.h5``, or a netCDF 4 file, ``NAME.nc``.
+        A zarr group, ``NAME.zarr``, an HDF5 file, ``NAME.h5``, a netCDF 4 file, ``NAME.nc``, or a NIfTI volume,
+        ``NAME.nii.gz`` or ``NAME.nii``.
     name : str
         The name of the dataset.
     shape : sequence of int
@@ -146,7 +152,8 @@ def open_output(
     comm : MPI.Intracomm
         The ranks that write.
     note : mapping of str to object
-        Describes the content, in JSON types. An unfinished output is resumed only if it is the same.
+        Describes the content, in JSON types. An unfinished output is resumed only if it is the same. With ``files``, a
+        list of the names of NIfTI files, the output is the folder ``path`` with a file for each row.
     labels : VariableLabels, optional
         Dimensions, coordinates and attributes.
 
@@ -170,17 +177,25 @@ def open_output(
         raise DataError(f"write: {place}: a single number has no rows. Write x.reshape(1), or print it.")
     if not isinstance(name, str) or not name.strip("/"):
         raise DataError(f"write: {place}: {name!r} is not a valid dataset name. Pass a name that is not empty.")
-    kinds: dict[str, type[_ZarrOutput | _Hdf5Output]] = {".zarr": _ZarrOutput, ".h5": _Hdf5Output, ".nc": _Hdf5Output}
-    kind = kinds.get(place.suffix)
+    kinds: dict[str, type[Output]] = {".zarr": _ZarrOutput, ".h5": _Hdf5Output, ".nc": _Hdf5Output}
+    kind = NiftiOutput if is_nifti(place) or "files" in note else kinds.get(place.suffix)
     if kind is None:
         raise DataError(
-            f"write: {place}: unknown output format. Name a zarr group, NAME.zarr, an HDF5 file, NAME.h5, or a netCDF "
-            "file, NAME.nc."
+            f"write: {place}: unknown output format. Name a zarr group, NAME.zarr, an HDF5 file, NAME.h5, a netCDF "
+            "file, NAME.nc, or a NIfTI volume, NAME.nii.gz."
         )
+    if kind is NiftiOutput:
+        check_volumes(place, shape, labels, note)
     if kind is _Hdf5Output and ("%" in place.name or place.name != os.fsencode(place.name).decode(errors="replace")):
         raise DataError(
             f"write: {place}: HDF5 cannot open parts whose names contain % or are not UTF-8. Choose another name."
         )
+    for key, value in labels.attributes.items() if kind is _Hdf5Output else ():
+        if isinstance(value, list) and len(value) > _LARGEST_ATTRIBUTE:
+            raise DataError(
+                f"write: {place}: attribute {key!r} has {len(value)} numbers, but HDF5 stores at most "
+                f"{_LARGEST_ATTRIBUTE}. Write NAME.zarr."
+            )
     dtype = _stored_dtype(dtype)
     if dtype.is_complex or not hasattr(np, str(dtype).removeprefix("torch.")):
         raise DataError(f"write: {place}: {dtype} is not a real NumPy dtype. Convert the tensor.")
@@ -217,131 +232,14 @@ def count_written_rows(path: Path, comm: MPI.Intracomm) -> int:
 
     def read_rows() -> int:
         if not path.exists():
-            progress = _read_progress(path)
+            progress = read_progress(path)
             return progress.rows if progress else 0
         begun = _zarr(path).open_group(path, mode="r").attrs.get(UNFINISHED) if path.suffix == ".zarr" else None
         if begun is None:
             raise DataError(f"{path} already exists. Remove it, or choose another name.")
-        return decode(begun, _OutputState, f"{path}: {UNFINISHED}", DataError).rows
+        return decode(begun, OutputState, f"{path}: {UNFINISHED}", DataError).rows
 
     return try_on_rank_0(comm, read_rows, DataError)
-
-
-class Output(ABC):
-    """A dataset that ranks write together, some rows at a time, from the first to the last.
-
-    Collective: make it and call its methods on every rank of ``comm``. :func:`open_output` makes it.
-
-    Attributes
-    ----------
-    rows : int
-        Number of rows that are written.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        name: str,
-        shape: tuple[int, ...],
-        *,
-        dtype: torch.dtype,
-        comm: MPI.Intracomm,
-        note: Any,
-        labels: VariableLabels,
-    ) -> None:
-        self.path, self.name, self.shape, self.dtype, self.comm, self.note = path, name, shape, dtype, comm, note
-        self.labels = labels
-        rows = try_on_all_ranks(comm, lambda: self._begin_or_resume() if comm.rank == 0 else None, DataError)
-        # After rank 0 has made the output, which the other ranks open.
-        self.rows = int(comm.bcast(rows, root=0))
-        try_on_all_ranks(comm, self._open, DataError)
-
-    @property
-    def signature(self) -> str:
-        """String that an unfinished output must have stored to be resumed. Datasets of one ``write`` have the same."""
-        if "datasets" in self.note:
-            return json.dumps({"datasets": self.note["datasets"], "coords": self.note.get("coords", {})})
-        return f"{self.name}, {json.dumps(self.note, sort_keys=True)}"
-
-    @abstractmethod
-    def _begin_or_resume(self) -> int:
-        """Create the output if it does not exist; return the number of written rows. Called on rank 0."""
-
-    @abstractmethod
-    def _open(self) -> None:
-        """Prepare for writing, on each rank."""
-
-    @abstractmethod
-    def _distribution(self, begin: int, tensor: DistTensor) -> Distribution:
-        """Return the distribution under which ranks write rows from ``begin`` on."""
-
-    @abstractmethod
-    def _write_block(self, box: Box, block: torch.Tensor) -> None:
-        """Write this rank's block."""
-
-    @abstractmethod
-    def _record_rows(self, rows: int, boxes: list[Box | None]) -> None:
-        """Store the number of written rows, and the boxes that ranks have just written. Called on rank 0."""
-
-    @abstractmethod
-    def _finalize(self) -> None:
-        """Mark the output as complete. Called on rank 0."""
-
-    def write(self, begin: int, tensor: DistTensor) -> None:
-        """Write rows, and drop rows that were written after them.
-
-        Collective: call on every rank.
-
-        Parameters
-        ----------
-        begin : int
-            The first row, at most ``rows``.
-        tensor : DistTensor
-            The rows.
-
-        Raises
-        ------
-        DataError
-            On every rank, if the rows do not fit, or cannot be written.
-        """
-        with torch.no_grad():
-            if begin > self.rows or tensor.shape[1:] != self.shape[1:] or begin + len(tensor) > self.shape[0]:
-                raise DataError(
-                    f"{self.path}: rows {begin} to {begin + len(tensor)} of {tuple(tensor.shape[1:])} do not fit "
-                    f"after {self.rows} rows of {self.shape}"
-                )
-            aligned = tensor.redistribute(self._distribution(begin, tensor))
-            box = aligned.dist.box(None, aligned.shape)
-            box = (Interval(box[0].start + begin, box[0].stop + begin), *box[1:])
-            # Of the ranks that hold the same block, the one with coordinate 0 along the other axes writes it.
-            is_writer = all(aligned.grid.coords[a] == 0 for a in aligned.grid.shape if a not in aligned.dist.split_axes)
-            mine = box if is_writer and aligned.local.numel() else None
-            block = aligned.local.to("cpu", self.dtype).contiguous()
-            try_on_all_ranks(self.comm, lambda: None if mine is None else self._write_block(mine, block), DataError)
-        # Only after all blocks are written are the rows recorded. After a crash in between they are written again.
-        boxes = self.comm.gather(mine, root=0)
-        # Rows that an earlier call has written after these do not count any more.
-        self.rows = begin + len(tensor)
-
-        def note() -> None:
-            if boxes is not None:
-                self._record_rows(self.rows, boxes)
-
-        try_on_all_ranks(self.comm, note, DataError)
-
-    def finish(self) -> None:
-        """Mark the output as complete.
-
-        Collective: call on every rank.
-
-        Raises
-        ------
-        DataError
-            On every rank, if rows are missing, or the file cannot be written.
-        """
-        if self.rows < self.shape[0]:
-            raise DataError(f"{self.path}: {self.rows} of {self.shape[0]} rows are written")
-        try_on_all_ranks(self.comm, lambda: self._finalize() if self.comm.rank == 0 else None, DataError)
 
 
 class _ZarrOutput(Output):
@@ -354,7 +252,7 @@ class _ZarrOutput(Output):
             begun = group.attrs.get(UNFINISHED)
             if (
                 begun is None
-                or (found := decode(begun, _OutputState, str(self.path), DataError)).whole != self.signature
+                or (found := decode(begun, OutputState, str(self.path), DataError)).whole != self.signature
             ):
                 raise DataError(f"{self.path} already exists. Remove it, or choose another name.")
             if self.name in group:
@@ -411,35 +309,14 @@ class _ZarrOutput(Output):
             zarr.consolidate_metadata(group.store)
 
 
-class _Hdf5Output(Output):
+class _Hdf5Output(PartsOutput):
     """Files of the ranks, and a virtual dataset over them, which is made at the end."""
-
-    def _begin_or_resume(self) -> int:
-        if self.path.exists():
-            raise DataError(f"{self.path} already exists. Remove it, or choose another name.")
-        self._pieces: list[_Piece] = []
-        _parts_folder(self.path).mkdir(parents=True, exist_ok=True)
-        begun = _read_progress(self.path)
-        if begun is None:
-            if next(_parts_folder(self.path).iterdir(), None) is not None:
-                raise DataError(f"{_parts_folder(self.path)} contains other files. Remove it, or choose another name.")
-            self._record_rows(0, [])
-            return 0
-        if begun.whole != self.signature:
-            raise DataError(
-                f"{_parts_folder(self.path)} contains another unfinished output. Remove it, or choose another name."
-            )
-        self._pieces = begun.pieces
-        return begun.rows
-
-    def _open(self) -> None:
-        """Do nothing: each write opens a file of its own."""
 
     def _distribution(self, begin: int, tensor: DistTensor) -> Distribution:
         return tensor.dist.balanced() if tensor.dist.cyclic else tensor.dist
 
     def _write_block(self, box: Box, block: torch.Tensor) -> None:
-        with Folder(_parts_folder(self.path)) as folder:
+        with Folder(self._parts) as folder:
             folder.write(self._file_name(box[0].start, self.comm.rank), hdf5_image({self.name: block}))
 
     def _file_name(self, begin: int, rank: int) -> str:
@@ -459,8 +336,7 @@ class _Hdf5Output(Output):
             if box is not None:
                 file = self._file_name(box[0].start, rank)
                 self._pieces.append((file, self.name, [(i.start, i.stop) for i in box]))
-        progress = {"rows": rows, "whole": self.signature, "pieces": self._pieces}
-        write_file(_parts_folder(self.path) / _PROGRESS, json.dumps(progress))
+        self._write_progress(rows)
 
     def _finalize(self) -> None:
         single = [self.name, self.shape, str(self.note["dtype"]), self.labels.dims, self.labels.attributes]
@@ -472,7 +348,7 @@ class _Hdf5Output(Output):
                 for part, dataset, box in self._pieces:
                     if dataset == name:
                         extents = tuple(stop - start for start, stop in box)
-                        source = h5py.VirtualSource(f"{_parts_folder(self.path).name}/{part}", name, shape=extents)
+                        source = h5py.VirtualSource(f"{self._parts.name}/{part}", name, shape=extents)
                         layout[tuple(slice(*each) for each in box)] = source
                 file.create_virtual_dataset(name, layout)
                 self._label(file, file[name], dims or ())
@@ -481,8 +357,8 @@ class _Hdf5Output(Output):
             image = file.id.get_file_image()
         write_file(self.path, image)
         # Last of all: until the file exists, this note makes the parts an output that can be resumed.
-        with Folder(_parts_folder(self.path)) as folder:
-            folder.remove(_PROGRESS)
+        with Folder(self._parts) as folder:
+            folder.remove(PROGRESS)
 
     def _label(self, file: h5py.File, dataset: h5py.Dataset, dims: Sequence[str]) -> None:
         """Store the names of dimensions, as netCDF does in HDF5, and their coordinates."""
@@ -538,39 +414,6 @@ def _chunks(shape: Sequence[int]) -> tuple[int, ...]:
     if len(shape) < 3:
         return tuple(max(1, min(extent, _ROWS)) for extent in shape)
     return (1, *(max(1, min(_LARGEST_CHUNK, -(-extent // 4) if extent > 32 else extent)) for extent in shape[1:]))
-
-
-_Piece = tuple[str, str, list[tuple[int, int]]]
-"""A file of a rank, its dataset, and where its values belong."""
-
-
-class _OutputState(File):
-    """Schema of what is stored about an unfinished output."""
-
-    rows: int
-    """Number of written rows."""
-    whole: str
-    """The ``signature`` of the complete output."""
-
-
-class _Progress(_OutputState):
-    """Schema of ``progress.json``, with the box of each file."""
-
-    pieces: list[_Piece]
-
-
-def _read_progress(path: Path) -> _Progress | None:
-    """Return what is stored about an unfinished HDF5 output, or None if no output was begun."""
-    note = _parts_folder(path) / _PROGRESS
-    if not os.path.lexists(note):
-        return None
-    with open_regular(note, follow_links=False) as file:
-        text = file.read().decode(errors="replace")
-    return decode(parse_json(text, str(note), DataError), _Progress, str(note), DataError)
-
-
-def _parts_folder(path: Path) -> Path:
-    return path.with_name(f"{path.name}.parts")
 
 
 def _zarr(path: Path) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distconv.errors import DataError
+
+AFFINE, AFFINE_CODE, SPACE_UNITS = "affine", "affine_code", "space_units"
+SPACE_ATTRIBUTES = (AFFINE, AFFINE_CODE, SPACE_UNITS)
+"""Attributes of volumes: the matrix from indices of voxels to positions in space, NIfTI's code of it, and its units.
+
+The matrix has 16 numbers, row by row. Several samples have 16 numbers each, unless all have the same matrix.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +106,9 @@ def check_attributes(attributes: Mapping[str, Any], what: str) -> dict[str, Any]
     """
     plain = {}
     for key, value in attributes.items():
-        found = value.tolist() if hasattr(value, "tolist") else value
+        # NetCDF has no matrices: their numbers are stored row by row.
+        found = np.asarray(value).ravel().tolist() if np.ndim(value) > 1 else value
+        found = found.tolist() if hasattr(found, "tolist") else found
         numbers = found if isinstance(found, list | tuple) else [found]
         is_number = all(isinstance(each, int | float) for each in numbers) and len(numbers) > 0
         if not isinstance(key, str) or not (isinstance(found, str) or is_number):
@@ -187,3 +197,114 @@ def to_labels(
             None if names is None else tuple(names), checked, check_attributes(given, f"{what}: attrs of {variable!r}")
         )
     return found
+
+
+# -- labels of several files -------------------------------------------------------------------------------------------
+
+
+def join_labels(path: object, labels: Sequence[VariableLabels]) -> VariableLabels:
+    """Return the labels of samples that are concatenated along dimension 0, from those of each part.
+
+    Parameters
+    ----------
+    path : object
+        Location of the files, for errors.
+    labels : sequence of VariableLabels
+        Labels of the same variable in each part.
+
+    Returns
+    -------
+    VariableLabels
+        What all parts have in common. The coordinates of dimension 0 are joined, and so are affine matrices. Without
+        dimensions, if the parts have other ones.
+    """
+    first, *others = labels
+    if not others:
+        return first
+    dims = first.dims if all(each.dims == first.dims for each in others) else None
+    coords = {}
+    for name, of_first in first.coords.items() if dims else ():
+        found = [each.coords[name] for each in labels if name in each.coords]
+        if name == dims[0] and len(found) == len(labels):  # type: ignore[index]  # dims is not None in the loop
+            # Times of different calendars have no common coordinate.
+            with contextlib.suppress(DataError):
+                coords[name] = join_times(path, found)
+        elif len({each.digest() for each in found}) == 1 and len(found) == len(labels):
+            coords[name] = of_first
+    attributes = {
+        key: value
+        for key, value in first.attributes.items()
+        if all(key in each.attributes and each.attributes[key] == value for each in others)
+    }
+    if all(AFFINE in each.attributes for each in labels):
+        attributes[AFFINE] = [number for each in labels for number in each.attributes[AFFINE]]
+    return VariableLabels(dims, coords, attributes)
+
+
+def decode_times(path: object, times: Coordinate) -> Any:
+    """Return times as xarray decodes them: an index of dates of the calendar.
+
+    Parameters
+    ----------
+    path : object
+        Location of the files, for errors.
+    times : Coordinate
+        Numbers with units and calendar.
+
+    Returns
+    -------
+    pandas.Index
+
+    Raises
+    ------
+    DataError
+        If xarray cannot decode them.
+    """
+    try:
+        import xarray
+
+        decoded = xarray.decode_cf(xarray.Dataset({"time": ("time", times.values, dict(times.attributes))}))
+        return decoded.indexes["time"]
+    except Exception as error:  # xarray raises errors of several libraries
+        raise DataError(
+            f"{path}: xarray cannot decode the times ({dict(times.attributes)}): {error}. Select times by a slice of "
+            "stored steps."
+        ) from error
+
+
+def join_times(path: object, times: Sequence[Coordinate]) -> Coordinate:
+    """Return the times of several files one after the other, in the units of the first file.
+
+    Parameters
+    ----------
+    path : object
+        Location of the files, for errors.
+    times : sequence of Coordinate
+        Numbers with units and calendar, or without.
+
+    Returns
+    -------
+    Coordinate
+
+    Raises
+    ------
+    DataError
+        If they cannot be converted to the same units.
+    """
+    first = times[0]
+    units, calendar = first.attributes.get("units"), first.attributes.get("calendar", "standard")
+    joined = [first.values]
+    for each in times[1:]:
+        if each.attributes.get("calendar", "standard") != calendar:
+            raise DataError(f"{path}: the files have times of different calendars")
+        if each.attributes.get("units") == units:
+            joined.append(each.values)
+            continue
+        dates = decode_times(path, each).to_numpy()
+        try:
+            from xarray.coding.times import encode_cf_datetime
+
+            joined.append(encode_cf_datetime(dates, units, calendar)[0])
+        except Exception as error:  # of several libraries
+            raise DataError(f"{path}: times in {each.attributes.get('units')!r} do not convert to {units!r}") from error
+    return Coordinate(first.dims, np.concatenate(joined), first.attributes)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
 from distconv.data.address import parse_location
-from distconv.data.coordinates import Coordinate
+from distconv.data.coordinates import Coordinate, decode_times, join_times
 from distconv.data.formats.hdf5_files import ConcatenatedFiles, FileMetadata, read_file_metadata
 from distconv.data.formats.store import Store
 from distconv.data.opening import AnyPath, detect_format, display_path, list_files
@@ -131,7 +131,7 @@ class GriddedFiles:
         self._dynamic = try_on_all_ranks(comm, concatenated, DataError)
         if has_times:
             all_times = [h[2] for h in heads if h[2] is not None]
-            self.coords[self.time] = try_on_all_ranks(comm, lambda: _join_times(self.path, all_times), DataError)
+            self.coords[self.time] = try_on_all_ranks(comm, lambda: join_times(self.path, all_times), DataError)
 
     def _store(self, name: str) -> Store:
         return self._dynamic if self.dims[name][0] == self.time else self._first
@@ -182,26 +182,6 @@ class GriddedFiles:
 # -- times -----------------------------------------------------------------------------------------------------------
 
 
-def _decode_times(path: object, times: Coordinate) -> Any:
-    """Return times as xarray decodes them: an index of dates of the calendar.
-
-    Raises
-    ------
-    DataError
-        If xarray cannot decode them.
-    """
-    try:
-        import xarray
-
-        decoded = xarray.decode_cf(xarray.Dataset({"time": ("time", times.values, dict(times.attributes))}))
-        return decoded.indexes["time"]
-    except Exception as error:  # xarray raises errors of several libraries
-        raise DataError(
-            f"{path}: xarray cannot decode the times ({dict(times.attributes)}): {error}. Select times by a slice of "
-            "stored steps."
-        ) from error
-
-
 def find_period(path: object, times: Coordinate | None, name: str, first: str, last: str) -> tuple[int, int]:
     """Return the range of stored steps in a period, both ends included.
 
@@ -228,7 +208,7 @@ def find_period(path: object, times: Coordinate | None, name: str, first: str, l
     """
     if times is None:
         raise DataError(f"{path}: dimension {name!r} has no coordinate. Select times by a slice of stored steps.")
-    index = _decode_times(path, times)
+    index = decode_times(path, times)
     try:
         found = index.slice_indexer(first, last)
     except (KeyError, ValueError, TypeError) as error:
@@ -265,24 +245,3 @@ def check_gaps(path: object, times: Coordinate | None, first: int, last: int) ->
             f"{path}: times have a gap of {steps.max():g} between the steps {at} and {at + 1}, where others are "
             f"{steps.min():g} apart, so a lag would not be the same for all samples. Select times without gaps."
         )
-
-
-def _join_times(path: object, times: Sequence[Coordinate]) -> Coordinate:
-    """Return the times of several files one after the other, in the units of the first file."""
-    first = times[0]
-    units, calendar = first.attributes.get("units"), first.attributes.get("calendar", "standard")
-    joined = [first.values]
-    for each in times[1:]:
-        if each.attributes.get("calendar", "standard") != calendar:
-            raise DataError(f"{path}: the files have times of different calendars")
-        if each.attributes.get("units") == units:
-            joined.append(each.values)
-            continue
-        dates = _decode_times(path, each).to_numpy()
-        try:
-            from xarray.coding.times import encode_cf_datetime
-
-            joined.append(encode_cf_datetime(dates, units, calendar)[0])
-        except Exception as error:  # of several libraries
-            raise DataError(f"{path}: times in {each.attributes.get('units')!r} do not convert to {units!r}") from error
-    return Coordinate(first.dims, np.concatenate(joined), first.attributes)

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
 from distconv.data.address import Location, parse_location
-from distconv.data.coordinates import Coordinate
+from distconv.data.coordinates import VariableLabels, join_labels
 from distconv.data.formats.hdf5_files import Hdf5File
 from distconv.data.formats.store import Store, StoredDataset, describe_unknown_dataset
 from distconv.data.opened_file import FileIdentity, file_identity
 from distconv.data.source import SampleSource
-from distconv.distribution import Box
+from distconv.distribution import Box, block_range
 from distconv.errors import DataError
 
 if TYPE_CHECKING:
@@ -146,10 +146,16 @@ class SampleDataset:
         """Return the shape of a dataset's chunks; that of one row if it has none."""
         return self._stored(name).chunks
 
-    def dimensions(self, name: str) -> dict[str, Coordinate | None] | None:
-        """Return the names of a dataset's dimensions, each with its coordinate or None; None without names.
+    @property
+    def files(self) -> Sequence[Location]:
+        """Location of each file, or group, whose samples follow one another."""
+        return [path for _, path in self.store.parts]
 
-        Collective: call on every rank.
+    def labels(self, name: str) -> VariableLabels:
+        """Return the names of a dataset's dimensions, their coordinates, and the dataset's attributes.
+
+        Collective: call on every rank. Of a list of files, labels that are not the same in all of them are left out,
+        except for coordinates of the samples and affine matrices, which are joined.
 
         Parameters
         ----------
@@ -158,20 +164,32 @@ class SampleDataset:
 
         Returns
         -------
-        dict of str to Coordinate or None
+        VariableLabels
+            Without dimensions if they have no names.
         """
+        # Each rank reads consecutive files, and joins their labels, so that messages are small.
+        parts = self.store.parts
+        mine = block_range(len(parts), self.comm.size, self.comm.rank)
 
-        def read() -> dict[str, Coordinate | None] | None:
-            dims = self.store.dims(name)
-            if dims is None:
-                return None
-            stored = type(self.store)(self.store.path, [dim for dim in dims if self.store.has(dim)])
-            try:
-                return {dim: stored.coordinate(dim) if dim in stored.names else None for dim in dims}
-            finally:
-                stored.close()
+        def read() -> list[VariableLabels]:
+            found = [self._labels_of(*parts[index], name) for index in mine]
+            return [join_labels(self.path, found)] if found else []
 
-        return try_on_all_ranks(self.comm, read, DataError)
+        of_ranks = self.comm.allgather(try_on_all_ranks(self.comm, read, DataError))
+        return join_labels(self.path, [each for found in of_ranks for each in found])
+
+    def _labels_of(self, kind: type[Store], path: Location, name: str) -> VariableLabels:
+        """Return the labels of a dataset in one file, with a dimension for samples."""
+        store = kind(path, [name])
+        try:
+            found = store.labels(name)
+            if found.dims is None or len(found.dims) == len(self.shape(name)):
+                return found
+            # Each file of the list holds one sample, without a dimension for samples.
+            sample = "sample" if "sample" not in found.dims else "file"
+            return VariableLabels((sample, *found.dims), found.coords, found.attributes)
+        finally:
+            store.close()
 
     def attribute(self, name: str, group: str = "/") -> object:
         """Return an attribute of the file or of a group, or None if it is missing.

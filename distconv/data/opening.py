@@ -12,7 +12,8 @@ from mpi4py import MPI
 
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks, try_on_rank_0
 from distconv.data.address import Location, Url, parse_location
-from distconv.data.formats.hdf5_files import ConcatenatedFiles, Hdf5File, read_file_metadata
+from distconv.data.formats.hdf5_files import ConcatenatedFiles, FileMetadata, Hdf5File, read_file_metadata
+from distconv.data.formats.nifti import NiftiFile, is_nifti
 from distconv.data.formats.npy import NpyFiles, has_npy_files
 from distconv.data.formats.store import Store, check_inside
 from distconv.data.formats.zarr_groups import ZarrGroup
@@ -29,8 +30,8 @@ _SINGLE_PATH_TYPES = (str, os.PathLike, Url)
 _ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
 _NETCDF_SUFFIXES = (".nc", ".nc4", ".netcdf")
 _HDF5_SUFFIXES = (".h5", ".hdf5", ".hdf")
-_NPY_MAGIC = b"\x93NUMPY"
-"""First bytes of a .npy file."""
+_NPY_MAGIC, _HDF5_MAGIC = b"\x93NUMPY", b"\x89HDF\r\n\x1a\n"
+"""First bytes of .npy files, and of most HDF5 files."""
 
 
 def open_source(
@@ -51,15 +52,16 @@ def open_source(
     ----------
     path : str, path-like, Url or sequence of these
         A zarr group; an HDF5 or netCDF 4 file, with virtual datasets, too; a folder of NumPy's .npy files, or one such
-        file; or several HDF5 files, netCDF files or zarr groups: a list or a pattern (``samples/*.h5``), or a folder of
-        files. Groups and files may be URLs that fsspec understands, ``s3://bucket/samples.zarr``.
+        file; a NIfTI volume, whose only dataset is ``image`` (N, C, X, Y, Z); or several HDF5, netCDF or NIfTI files or
+        zarr groups: a list or a pattern (``samples/*.h5``), or a folder of files. Groups and files may be URLs that
+        fsspec understands, ``s3://bucket/samples.zarr``.
     layouts : mapping of str to DatasetLayout, or sequence of str
         Names of the datasets; a mapping also gives the requirements on each.
     comm : MPI.Intracomm, optional
         Ranks that read. Default: all ranks of the job.
     one_each : bool
         True if each file of a list holds one sample, without a dimension that counts samples. Otherwise the samples of
-        the files are concatenated.
+        the files are concatenated. Not for NIfTI files, which have that dimension.
     readers : int
         Processes that read at a time on each rank. With 1 this process reads, in a thread.
 
@@ -98,13 +100,14 @@ def open_source(
 def is_source_path(path: Path) -> bool:
     """Return True if a path is a pattern, a zarr group, a .npy or netCDF file, or a folder that contains .npy files.
 
-    False for an HDF5 file and for any other folder, although :func:`open_source` also opens these.
+    True for a NIfTI file, too. False for an HDF5 file and for any other folder, although :func:`open_source` also opens
+    these.
     """
     if glob.has_magic(str(path)) and not path.exists():
         return True
     if path.is_dir():
         return any((path / name).is_file() for name in _ZARR_FILES) or has_npy_files(path)
-    return path.suffix in (".npy", *_NETCDF_SUFFIXES)
+    return path.suffix in (".npy", *_NETCDF_SUFFIXES) or is_nifti(path)
 
 
 def has_group(path: Path, group: str, comm: MPI.Intracomm) -> bool:
@@ -153,6 +156,8 @@ def detect_format(path: Location) -> type[Store]:
         If it is a folder without samples.
     """
     if isinstance(path, Url):
+        if is_nifti(path):
+            return NiftiFile
         if path.suffix not in (".npy", *_NETCDF_SUFFIXES, *_HDF5_SUFFIXES) and any(
             (path / name).is_file() for name in _ZARR_FILES
         ):
@@ -162,11 +167,16 @@ def detect_format(path: Location) -> type[Store]:
             return ZarrGroup
         if has_npy_files(path):
             return NpyFiles
-        raise DataError(f"{path} is a folder without a zarr group, .npy files or HDF5 files. Name another.")
+        raise DataError(f"{path} is a folder without a zarr group, .npy, HDF5 or NIfTI files. Name another.")
     elif path.is_file():
         with open_regular(path) as file:
             # By the content, not by the name. A URL is not opened for that.
-            return NpyFiles if file.read(len(_NPY_MAGIC)) == _NPY_MAGIC else Hdf5File
+            begin = file.read(len(_HDF5_MAGIC))
+        if begin.startswith(_NPY_MAGIC):
+            return NpyFiles
+        return NiftiFile if is_nifti(path) and begin != _HDF5_MAGIC else Hdf5File
+    if is_nifti(path):
+        return NiftiFile
     return NpyFiles if path.suffix == ".npy" else Hdf5File
 
 
@@ -191,9 +201,9 @@ def display_path(path: AnyPath | Sequence[AnyPath]) -> str:
 
 
 def list_files(path: AnyPath | Sequence[AnyPath]) -> Sequence[Location] | None:
-    """Return the files of a list, of a pattern, or of a folder of HDF5 and netCDF files.
+    """Return the files of a list, of a pattern, or of a folder of HDF5, netCDF and NIfTI files.
 
-    None if ``path`` is one file or group, a URL, or a folder without HDF5 and netCDF files.
+    None if ``path`` is one file or group, a URL, or a folder without such files.
 
     Parameters
     ----------
@@ -219,7 +229,8 @@ def list_files(path: AnyPath | Sequence[AnyPath]) -> Sequence[Location] | None:
             raise DataError(f"{text}: patterns are not supported in URLs. Give a list of the files' URLs.")
         return None
     if place.is_dir():
-        files = sorted(each for each in place.iterdir() if each.suffix in _HDF5_SUFFIXES + _NETCDF_SUFFIXES)
+        suffixes = _HDF5_SUFFIXES + _NETCDF_SUFFIXES
+        files = sorted(each for each in place.iterdir() if each.suffix in suffixes or is_nifti(each))
         folder = place
     # A file whose name contains such characters is not a pattern.
     elif glob.has_magic(text) and not place.exists():
@@ -255,14 +266,14 @@ def _open_files(
     """Open a list of files. Each rank reads the metadata of every P-th file, and all ranks gather them. Collective."""
     # The assignment to ranks follows from the list, so it must be the same on all of them.
     check_same_on_all_ranks(comm, f"{path}: the files", str([str(each) for each in files]))
-    mine = try_on_all_ranks(
-        comm,
-        lambda: [
-            read_file_metadata(each, list(layouts), one_each, detect_format(each))
-            for each in files[comm.rank :: comm.size]
-        ],
-        DataError,
-    )
+
+    def metadata(file: Location) -> FileMetadata:
+        kind = detect_format(file)
+        if one_each and kind is NiftiFile:
+            raise DataError(f"{file}: one_each=True, but a NIfTI file always holds one sample. Leave one_each out.")
+        return read_file_metadata(file, list(layouts), one_each, kind)
+
+    mine = try_on_all_ranks(comm, lambda: [metadata(each) for each in files[comm.rank :: comm.size]], DataError)
     heads_of_ranks = comm.allgather(mine)
     # Rank r has read the files r, r + P, r + 2 P, ...
     heads = [heads_of_ranks[index % comm.size][index // comm.size] for index in range(len(files))]

@@ -13,6 +13,7 @@ import queue
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
 from distconv.data.address import Location
+from distconv.data.coordinates import VariableLabels
 from distconv.data.formats import reader_server
 from distconv.data.formats.reader_server import receive_into, receive_message, send_message
 from distconv.data.formats.store import Store
@@ -218,6 +220,16 @@ class ReadByProcesses:
         """Return a small dataset with one value per sample, or None if it is missing. Collective."""
         store = self.source.store
         return try_on_all_ranks(self.comm, lambda: store.column(name), DataError) if isinstance(store, Store) else None
+
+    @property
+    def files(self) -> Sequence[Location]:
+        """Location of each file, or group, whose samples follow one another."""
+        return [path for _, path in self.source.store.parts] if isinstance(self.source.store, Store) else [self.path]
+
+    def labels(self, name: str) -> VariableLabels:
+        """Return the dimensions, coordinates and attributes of a dataset. Collective: call on every rank."""
+        known = getattr(self.source, "labels", None)
+        return VariableLabels() if known is None else known(name)
 
     def __enter__(self) -> Self:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -9,6 +10,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from distconv.data.address import Location
+from distconv.data.coordinates import VariableLabels
 from distconv.deprecation import former_names
 from distconv.distribution import Box
 
@@ -88,6 +90,13 @@ class StoredSource(SampleSource, Protocol):
 
     def column(self, name: str) -> list[object] | None:
         """Return a small dataset with one value per sample, or None if it is missing. Collective."""
+
+    @property
+    def files(self) -> Sequence[Location]:
+        """Location of each file, or group, whose samples follow one another."""
+
+    def labels(self, name: str) -> VariableLabels:
+        """Return the dimensions, coordinates and attributes of a dataset. Collective: call on every rank."""
 
 
 __getattr__ = former_names(__name__, {"Source": "SampleSource"})

@@ -1,9 +1,9 @@
 """Predict with a trained network: a run of ``distconv train``, or a file of weights.
 
-Writes to the folder --out: prediction.zarr (or .h5) with the dataset ``prediction`` (N, C, ...) of probabilities,
-summary.json with scores if there are labels, and result.png. The output of an interrupted job is marked as incomplete,
-and the same command resumes it. With --window, large samples are predicted window by window, and no rank holds a full
-sample.
+Writes to the folder --out: prediction.zarr (or .h5) with the dataset ``prediction`` (N, C, ...) of probabilities, or a
+folder of NIfTI volumes with the affine matrices of the samples; summary.json with scores if there are labels; and
+result.png. The output of an interrupted job is marked as incomplete, and the same command resumes it. With --window,
+large samples are predicted window by window, and no rank holds a full sample.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from distconv.errors import DataError, GridError
 from distconv.grid import ProcessGrid
 from distconv.jobs.prediction import labelled
 from distconv.jobs.prediction.network import TrainedNetwork, build_network, distribute_network, find_network
-from distconv.jobs.prediction.samples import PredictionRun, loader_field, open_inputs
+from distconv.jobs.prediction.samples import NIFTI, PredictionRun, loader_field, open_inputs
 from distconv.jobs.prediction.scores import draw, score
 from distconv.jobs.training.options import (
     add_device_argument,
@@ -42,6 +42,7 @@ examples:
   mpiexec -n 4 distconv predict runs/mesh --data big.zarr --window h=512,w=512 --overlap 0.5 --out predicted
   mpiexec -n 4 distconv predict unet.safetensors --model mypackage.nets:unet3d --data ct.nc --image-name volume \\
       --normalise-as training.nc --grid d=2,h=2 --out predicted
+  mpiexec -n 4 distconv predict runs/ct --data "scans/*.nii.gz" --format nii.gz --window d=96,h=96,w=96 --out predicted
   distconv predict runs/classify --data images.h5 --out predicted
   distconv predict runs/sequence --data embedded --out predicted
 """
@@ -134,9 +135,10 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     zarr = importlib.util.find_spec("zarr") is not None
     parser.add_argument(
         "--format",
-        choices=("zarr", "h5"),
+        choices=("zarr", "h5", NIFTI),
         default="zarr" if zarr else "h5",
-        help="file format of the predictions (default: zarr if it is installed, else h5)",
+        help="file format of the predictions; nii.gz: a folder with a NIfTI volume for each sample (default: zarr if "
+        "it is installed, else h5)",
     )
     parser.add_argument(
         "--dtype",

@@ -30,7 +30,7 @@ from distconv.placement import scatter
 from distconv.writing import count_written_rows, open_output
 
 from .network import TrainedNetwork
-from .samples import DATASET
+from .samples import DATASET, NIFTI
 
 
 def is_labelled(trained: TrainedNetwork, data: Path) -> bool:
@@ -76,6 +76,8 @@ def predict(
     DataError
         On all ranks, if samples cannot be read, or predictions written.
     """
+    if options.format == NIFTI:
+        raise DataError(f"--format {NIFTI}: the predictions are not volumes. Use zarr or h5.")
     module = importlib.import_module(COMMANDS["train", trained.task].module)
     # The options of the training: defaults, replaced by the settings that the checkpoint has stored.
     training = make_parser(f"distconv train {trained.task}", module).parse_args([])

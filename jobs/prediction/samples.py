@@ -6,6 +6,7 @@ Called by ``distconv predict``. Output is written while samples are predicted, a
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,16 +19,17 @@ from mpi4py import MPI
 
 from distconv.communication.agreement import try_on_all_ranks
 from distconv.data.channel_statistics import moments
-from distconv.data.coordinates import VariableLabels
-from distconv.data.hdf5 import SampleDataset
+from distconv.data.coordinates import AFFINE, SPACE_ATTRIBUTES, VariableLabels
+from distconv.data.formats.nifti import VOLUME, is_nifti
 from distconv.data.loader import Field, Loader
-from distconv.data.opening import open_source
+from distconv.data.opening import is_source_path, open_source
 from distconv.data.source import SampleSource, StoredSource
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.jobs import progress
+from distconv.output import Output
 from distconv.tensor import DistTensor
-from distconv.writing import Output, count_written_rows, open_output
+from distconv.writing import count_written_rows, open_output
 
 from .network import TrainedNetwork
 from .windows import Blend, WindowSource
@@ -36,6 +38,9 @@ DATASET = "prediction"
 _GROUPS = ("heldout/", "test/", "", "train/")
 """Groups of a file in which samples are sought. The first one that has the dataset is used."""
 _AXES = "dhw"
+
+NIFTI = "nii.gz"
+"""Format of predictions as a folder of volumes."""
 
 
 @dataclass(frozen=True)
@@ -176,18 +181,80 @@ def output_labels(inputs: PredictionInputs, shape: Sequence[int]) -> VariableLab
     VariableLabels
         Without dimensions, if the samples have no names of dimensions or others than the prediction.
     """
-    known = inputs.source.dimensions(inputs.name) if isinstance(inputs.source, SampleDataset) else None
-    if known is None or len(known) != len(shape) or DATASET in known:
-        return VariableLabels()
-    samples, _, *space = known
+    known = inputs.source.labels(inputs.name)
+    # An affine matrix holds for the voxels of the samples only.
+    same_space = tuple(shape[2:]) == inputs.shape[2:]
+    attributes = {key: known.attributes[key] for key in SPACE_ATTRIBUTES if same_space and key in known.attributes}
+    numbers = attributes.get(AFFINE)
+    if isinstance(numbers, list) and numbers == numbers[:16] * (len(numbers) // 16):
+        attributes[AFFINE] = numbers[:16]  # the same for all samples
+    if known.dims is None or len(known.dims) != len(shape) or DATASET in known.dims:
+        return VariableLabels(attributes=attributes)
+    samples, _, *space = known.dims
     dims = (samples, "channel" if "channel" not in (samples, *space) else "output_channel", *space)
     # The prediction may have another resolution.
     coords = {
         name: coordinate
         for name, extent in zip(dims, shape, strict=True)
-        if (coordinate := known.get(name)) is not None and coordinate.values.shape == (extent,) and name != dims[1]
+        if (coordinate := known.coords.get(name)) is not None
+        and coordinate.values.shape == (extent,)
+        and name != dims[1]
     }
-    return VariableLabels(dims, coords)
+    return VariableLabels(dims, coords, attributes)
+
+
+def prediction_path(options: argparse.Namespace) -> Path:
+    """Return the path of the predictions: a file, or a folder of NIfTI volumes."""
+    out: Path = options.out
+    return out / (DATASET if options.format == NIFTI else f"{DATASET}.{options.format}")
+
+
+def volume_names(inputs: PredictionInputs) -> list[str]:
+    """Return the name of the predicted volume of each sample: that of the sample's file, if it has its own.
+
+    Parameters
+    ----------
+    inputs : PredictionInputs
+
+    Returns
+    -------
+    list of str
+
+    Raises
+    ------
+    DataError
+        If the samples are not volumes.
+    """
+    if len(inputs.shape) != 5:
+        raise DataError(f"--format {NIFTI}: samples must be volumes (N, C, D, H, W), not {inputs.shape}")
+    files, samples = inputs.source.files, inputs.shape[0]
+    names = [re.sub(r"\.nii(\.gz)?$", "", str(file).rpartition("/")[2], flags=re.IGNORECASE) for file in files]
+    if len(files) != samples or not all(map(is_nifti, files)):
+        names = [f"sample-{number:06}" for number in range(samples)]
+    elif len(set(names)) < samples:
+        names = [f"{number:06}-{name}" for number, name in enumerate(names)]
+    return [f"{name}.{NIFTI}" for name in names]
+
+
+def open_predictions(path: Path, inputs: PredictionInputs, comm: MPI.Intracomm) -> tuple[StoredSource, str]:
+    """Open written predictions. Collective: call on every rank.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        File or folder of predictions.
+    inputs : PredictionInputs
+        The predicted samples.
+    comm : mpi4py.MPI.Intracomm
+
+    Returns
+    -------
+    (StoredSource, str)
+        The predictions, and the name of their dataset.
+    """
+    if path.is_dir() and not is_source_path(path):
+        return open_source([path / name for name in volume_names(inputs)], [VOLUME], comm), VOLUME
+    return open_source(path, [DATASET], comm), DATASET
 
 
 @dataclass(frozen=True)
@@ -215,7 +282,9 @@ class PredictionRun:
             On all ranks, if samples cannot be read, or predictions written.
         """
         options, comm, samples = self.options, self.grid.world, self.inputs.shape[0]
-        path: Path = options.out / f"{DATASET}.{options.format}"
+        path, note = prediction_path(options), self._note
+        if options.format == NIFTI:
+            note["files"] = volume_names(self.inputs)
         try_on_all_ranks(comm, lambda: options.out.mkdir(parents=True, exist_ok=True), DataError)
         # The last sample is predicted again if only the end of the file is missing: its row defines the output's shape.
         begun = max(0, min(count_written_rows(path, comm), samples - 1))
@@ -231,7 +300,9 @@ class PredictionRun:
                 if output is None:
                     shape = (samples, *rows.shape[1:])
                     labels = output_labels(self.inputs, shape)
-                    output = open_output(path, DATASET, shape, rows.dtype, comm, note=self._note, labels=labels)
+                    if options.format == NIFTI:
+                        labels = VariableLabels(attributes=labels.attributes)
+                    output = open_output(path, DATASET, shape, rows.dtype, comm, note=note, labels=labels)
                 output.write(begin, rows)
                 bar.update(len(rows))
         if output is not None:

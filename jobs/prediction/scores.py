@@ -14,7 +14,6 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import try_on_all_ranks
-from distconv.data.opening import open_source
 from distconv.data.source import SampleSource
 from distconv.distribution import Box, Distribution, Interval, default_axes
 from distconv.errors import DataError
@@ -22,7 +21,7 @@ from distconv.grid import ProcessGrid
 from distconv.jobs.segmentation.scores import Confusion, SegmentationScores
 from distconv.whole_files import write_picture
 
-from .samples import DATASET, PredictionInputs
+from .samples import PredictionInputs, open_predictions
 
 SHOWN = 4
 """Maximum number of samples in the figure."""
@@ -58,8 +57,8 @@ def score(
     """
     if inputs.labels is None:
         return None
-    source = open_source(path, [DATASET], grid.world)
-    shape, labels = source.shape(DATASET), inputs.labels.shape(inputs.label)
+    source, name = open_predictions(path, inputs, grid.world)
+    shape, labels = source.shape(name), inputs.labels.shape(inputs.label)
     if labels != (shape[0], *shape[2:]):
         raise DataError(
             f"{inputs.labels.path}: the shape of dataset {inputs.label!r} is {labels}, but that of the "
@@ -75,7 +74,7 @@ def score(
             if box is None:
                 continue
             assert inputs.labels is not None
-            values = source.read(DATASET, (box[0], Interval(0, classes), *box[1:]))[0]
+            values = source.read(name, (box[0], Interval(0, classes), *box[1:]))[0]
             label = inputs.labels.read(inputs.label, box)[0]
             called = (values[0] >= 0.5).astype(np.int64) if classes == 1 else values.argmax(0)
             confusion.add(called, label)
@@ -120,8 +119,8 @@ def draw(path: Path, predictions: Path, inputs: PredictionInputs, title: str) ->
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    source = open_source(predictions, [DATASET], MPI.COMM_SELF)
-    shape = source.shape(DATASET)
+    source, name = open_predictions(predictions, inputs, MPI.COMM_SELF)
+    shape = source.shape(name)
     rows = min(SHOWN, shape[0])
     figure = Figure(figsize=(10.0, 3.2 * rows + 0.4), layout="constrained")
     FigureCanvasAgg(figure)
@@ -132,10 +131,10 @@ def draw(path: Path, predictions: Path, inputs: PredictionInputs, title: str) ->
         if len(shape) > 2:
             if inputs.labels is not None:
                 _show(label, _map(inputs.labels, inputs.label, sample, channel=False), inputs.label)
-            called = _map(source, DATASET, sample, channel=True, classes=shape[1] > 1)
+            called = _map(source, name, sample, channel=True, classes=shape[1] > 1)
             _show(prediction, called, "class" if shape[1] > 1 else "probability")
         else:
-            values = source.read(DATASET, (Interval(sample, sample + 1), Interval(0, shape[1])))[0]
+            values = source.read(name, (Interval(sample, sample + 1), Interval(0, shape[1])))[0]
             prediction.bar(range(shape[1]), values)
             prediction.set_title(f"class {int(values.argmax())}", fontsize=9)
         for axis in (image, label):

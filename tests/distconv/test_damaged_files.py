@@ -25,6 +25,8 @@ READERS: dict[str, tuple[str, Callable[[Path, Any], object]]] = {
     "netCDF": ("a.nc", lambda path, comm: open_source(path, ["x"], comm)),
     "NumPy": ("a.npy", lambda path, comm: open_source(path, ["a"], comm)),
     "zarr": ("a.zarr", lambda path, comm: open_source(path, ["x"], comm)),
+    "NIfTI": ("a.nii", lambda path, comm: open_source(path, ["image"], comm)),
+    "compressed NIfTI": ("a.nii.gz", lambda path, comm: open_source(path, ["image"], comm)),
     "list": ("a.h5", lambda path, comm: open_source([path, path], ["x"], comm)),
     "plan": ("p.json", dc.Plan.load),
     "checkpoint": ("checkpoints", lambda path, comm: dc.load_checkpoint(path, nn.Linear(2, 2), comm=comm)),

@@ -6,6 +6,7 @@ Modules of this package must not import MPI or torch, because reading processes 
 
     decoding       Decoding of values whose meaning is in attributes, by xarray
     hdf5_files     HDF5 and netCDF 4: one file, or the samples of several files concatenated
+    nifti          NIfTI volumes, read by nibabel: a file is one sample
     npy            NumPy's .npy files, mapped into memory
     reader_server  A process that reads boxes in its own child processes
     store          The interface of all formats: datasets by name, boxes of them, the identity of their files

@@ -249,7 +249,8 @@ def read_file_metadata(
 class ConcatenatedFiles(Store):
     """The samples of several files, or zarr groups, concatenated; at most ``_MAX_OPEN_FILES`` are open.
 
-    It has neither columns nor attributes: :meth:`column` and :meth:`attribute` return None.
+    It has neither columns nor attributes: :meth:`column` and :meth:`attribute` return None. Each file has its own
+    labels.
     """
 
     def __init__(self, path: Location, names: Iterable[str], heads: Sequence[FileMetadata], one_each: bool) -> None:
@@ -337,6 +338,11 @@ class ConcatenatedFiles(Store):
         if len(self._open) > _MAX_OPEN_FILES:
             self._open.popitem(last=False)[1].close()
         return self._open[index]
+
+    @property
+    def parts(self) -> list[tuple[type[Store], Location]]:
+        """Format and location of each file."""
+        return [(head.kind, head.path) for head in self._heads]
 
     def close(self) -> None:
         """Close all open files."""

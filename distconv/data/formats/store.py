@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distconv.data.address import Location
-from distconv.data.coordinates import Coordinate
+from distconv.data.coordinates import Coordinate, VariableLabels
 from distconv.data.opened_file import FileIdentity, file_identity
 from distconv.errors import DataError
 
@@ -127,6 +127,30 @@ class Store(ABC):
         """
         values = self.read(name, tuple(slice(0, extent) for extent in self.stored[name].shape))
         return Coordinate(self.dims(name) or (name,), values, self.attributes(name))
+
+    def labels(self, name: str) -> VariableLabels:
+        """Return the dimensions of an open dataset, their coordinates, and the dataset's attributes.
+
+        Raises
+        ------
+        DataError
+            If a coordinate cannot be read.
+        """
+        dims, attributes = self.dims(name), self.attributes(name)
+        coordinates = [dim for dim in dims or () if self.has(dim)]
+        if not coordinates:
+            return VariableLabels(dims, {}, attributes)
+        # Another store: the coordinates are not among the datasets that this one has opened.
+        stored = type(self)(self.path, coordinates)
+        try:
+            return VariableLabels(dims, {dim: stored.coordinate(dim) for dim in coordinates}, attributes)
+        finally:
+            stored.close()
+
+    @property
+    def parts(self) -> list[tuple[type[Store], Location]]:
+        """Format and location of the files whose samples follow one another; one, unless it is a list of files."""
+        return [(type(self), self.path)]
 
     def attribute(self, name: str, group: str) -> object:
         """Return an attribute of a group, or None if the group lacks it.

@@ -85,7 +85,7 @@ def test_what_is_no_data_is_refused_on_all_ranks(comm: Any, shared_tmp_path: Pat
     if comm.rank == 0:
         (shared_tmp_path / "empty").mkdir()
     comm.Barrier()
-    assert "is a folder without a zarr group, .npy files or HDF5 files" in refused(shared_tmp_path / "empty", comm)
+    assert "is a folder without a zarr group, .npy, HDF5 or NIfTI files" in refused(shared_tmp_path / "empty", comm)
     assert "No such file" in refused(shared_tmp_path / "missing.nc", comm)
 
 

@@ -19,6 +19,7 @@ from distconv.data import open_source
 from distconv.errors import GridError
 from distconv.jobs.commands import predict
 from distconv.jobs.prediction.network import TrainedNetwork
+from distconv.jobs.prediction.windows import blending_weights
 from tests.jobs.approved import assert_approved
 from tests.jobs.command_lines import assert_refused, noting, parsed
 from tests.jobs.prediction import nets
@@ -203,3 +204,67 @@ def test_labelled_samples_are_predicted_as_in_training(
         **{"weights": "run", "task": "classify", "data": "x.h5", "group": "test", "accuracy": 0.75, "loss": 0.5},
         **{"ranks": 1, "peak_memory_bytes": [9]},
     }
+
+
+@pytest.mark.long
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("form", ["nii.gz", "h5"])
+@pytest.mark.filterwarnings("ignore:.*a chunk of:UserWarning")
+def test_predictions_of_nifti_volumes_have_their_space(
+    comm: Any, shared_tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped after the first volume, and resumed."""
+    nibabel = pytest.importorskip("nibabel")
+    net = nets.save(str(shared_tmp_path / f"net{comm.rank}.pt"))
+    affines = [np.diag([2.0, 1.5, 3.0, 1.0]) + number * np.eye(4, k=3) for number in range(3)]
+    (shared_tmp_path / "scans").mkdir(exist_ok=True)
+    if comm.rank == 0:
+        for number, affine in enumerate(affines):
+            image = nibabel.Nifti1Image(np.moveaxis(X[number], 0, -1), affine)
+            image.header.set_xyzt_units("mm")
+            nibabel.save(image, shared_tmp_path / "scans" / f"case-{number}.nii{'.gz' * (number % 2)}")
+    comm.Barrier()
+    more = ["predict", str(shared_tmp_path / "net0.pt"), "--data", f"{shared_tmp_path}/scans/*.nii*", *MODEL]
+    more += ["--out", str(shared_tmp_path / "out"), "--dtype", "float64", "--grid", f"h={comm.size}"]
+    more += ["--window", "d=8", "--overlap", "0.5", "--format", form, "--readers", "2"]
+    write = writing.Output.write
+
+    def stopping(self: Any, begin: int, tensor: Any) -> None:
+        if begin == 1:
+            raise KeyboardInterrupt
+        write(self, begin, tensor)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(writing.Output, "write", stopping)
+        cli.main(more)
+    assert cli.main(more) == 0
+    comm.Barrier()
+    out = shared_tmp_path / "out"
+    expected = [_by_windows(net, x[None])[0] for x in torch.from_numpy(X)]
+    if form == "h5":
+        assert np.allclose(values_of(out / "prediction.h5", comm), np.stack(expected), rtol=0, atol=1e-12)
+        with h5py.File(out / "prediction.h5") as file:
+            attributes = dict(file["prediction"].attrs)
+            assert [each[0].name.rsplit("/")[-1] for each in file["prediction"].dims] == [
+                "sample", "channel", "x", "y", "z",
+            ]  # fmt: skip
+        assert np.array_equal(np.reshape(attributes["affine"], (3, 4, 4)), affines)
+        assert attributes["space_units"] == "mm"
+        return
+    assert sorted(each.name for each in (out / "prediction").iterdir()) == [f"case-{n}.nii.gz" for n in range(3)]
+    for number, affine in enumerate(affines):
+        image = nibabel.load(out / "prediction" / f"case-{number}.nii.gz")
+        assert np.allclose(np.moveaxis(image.get_fdata(), -1, 0), expected[number], rtol=0, atol=1e-12)
+        assert np.array_equal(image.affine, affine) and image.header.get_xyzt_units()[0] == "mm"
+
+
+def _by_windows(net: Any, x: torch.Tensor) -> np.ndarray:
+    """Windows of 8 along D, with the weights that test_windows compares with those of MONAI."""
+    size = (8, *x.shape[3:])
+    weight = blending_weights(size, [dc.Interval(0, extent) for extent in size], x.dtype)
+    total, weights = torch.zeros(1, 3, *x.shape[2:], dtype=x.dtype), torch.zeros(x.shape[2:], dtype=x.dtype)
+    with torch.no_grad():
+        for begin in (0, 2):
+            total[:, :, begin : begin + 8] += net(x[:, :, begin : begin + 8]) * weight
+            weights[begin : begin + 8] += weight
+    return torch.softmax(total / weights, 1).numpy()
