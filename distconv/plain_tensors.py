@@ -148,7 +148,7 @@ def copy_to_plain(tensor: DistTensor) -> torch.Tensor:
 
 @implements(_ATEN.alias.default, kind=OperatorKind.EFFECT, tensors=None)
 def reject_wrapping(tensor: DistTensor) -> NoReturn:
-    """Reject ``torch.Tensor(x)`` and ``x.as_subclass(...)``.
+    """Reject ``torch.Tensor(x)`` and ``torch.Tensor.as_subclass(x, ...)``.
 
     Parameters
     ----------
@@ -161,8 +161,8 @@ def reject_wrapping(tensor: DistTensor) -> NoReturn:
         Always.
     """
     raise UnsupportedOperation(
-        "torch.Tensor(x), torch.FloatTensor(x) and x.as_subclass(...) of a DistTensor x: use x itself, or "
-        "dc.gather(x); for MONAI's transforms, which make a MetaTensor, call monai.data.set_track_meta(False)"
+        "torch.Tensor(x), torch.FloatTensor(x) and torch.Tensor.as_subclass(x, ...) of a DistTensor x: use x itself, "
+        "x.as_subclass(...), or dc.gather(x)"
     )
 
 

@@ -505,6 +505,22 @@ class DistTensor(torch.Tensor):
             inputs = [i.local if isinstance(i, DistTensor) else i for i in inputs]
         self.local.backward(gradient, retain_graph, create_graph, inputs)
 
+    def as_subclass(self, cls: type[Any]) -> Any:
+        """Return the full tensor as a plain tensor of another class, with a ReplicationWarning if it is gathered.
+
+        Collective: call on every rank. Differentiable. torch calls this method below its function interface.
+
+        Parameters
+        ----------
+        cls : type
+            Subclass of ``torch.Tensor``, such as MONAI's ``MetaTensor``.
+
+        Returns
+        -------
+        Tensor
+        """
+        return dispatch.operator_for(torch.Tensor.as_subclass)(self, cls)
+
     # -- single values ------------------------------------------------------------------------------------------------
 
     def item(self) -> Any:

@@ -101,6 +101,36 @@ def array_wrap(input: DistTensor, array: Any, *_: Any) -> DistTensor:
     return wrapped.redistribute(input.dist) if wrapped.shape == input.shape else wrapped
 
 
+class _Plain:
+    """A plain tensor that the fallback returns as it is."""
+
+    def __init__(self, tensor: torch.Tensor, cls: type[torch.Tensor]) -> None:
+        self.tensor = tensor.as_subclass(cls)
+
+
+@implements(torch.Tensor.as_subclass, kind=OperatorKind.EFFECT, tensors=None)
+def as_subclass(input: DistTensor, cls: type[torch.Tensor]) -> torch.Tensor:
+    """Compute ``Tensor.as_subclass`` of the gathered tensor. The result is plain, and a copy unless nothing is split.
+
+    A block cannot be the instance: the methods of the class would take it for the full tensor.
+
+    Parameters
+    ----------
+    input, cls
+        As in ``torch.Tensor.as_subclass``.
+
+    Returns
+    -------
+    Tensor
+    """
+    reason = NoRule(
+        f"torch.Tensor.as_subclass({cls.__name__}) of a DistTensor, whose result is the full tensor: compute with "
+        "DistTensors (in MONAI: monai.data.set_track_meta(False)), or gather once (dc.gather(x))"
+    )
+    result: _Plain = call_fallback(reason, _Plain, (input, cls), {})
+    return result.tensor
+
+
 # -- the source of a view ---------------------------------------------------------------------------------------------
 
 

@@ -28,6 +28,34 @@ def test_functions_that_access_memory_raise(comm, name):
     raises_everywhere(comm, dc.UnsupportedOperation, way_out, lambda: call(x))
 
 
+class Named(torch.Tensor):
+    """A subclass whose methods see the full tensor."""
+
+    def largest(self) -> float:
+        return float(self.detach().max())
+
+
+@pytest.mark.usefixtures("fallback")
+def test_an_instance_of_another_class_is_full_and_differentiable(comm):
+    x = dc.scatter(normal(3, 4, 5), grid_over(comm, w=comm.size)).requires_grad_()
+    if comm.size > 1:
+        with pytest.warns(
+            dc.ReplicationWarning, match=r"as_subclass\(Named\) of a DistTensor.* Every rank gathers 480"
+        ):
+            named = x.as_subclass(Named)
+    else:
+        named = x.as_subclass(Named)
+    assert type(named) is Named and named.largest() == float(normal(3, 4, 5).max())
+    (named * normal(3, 4, 5, seed=1)).sum().backward()
+    assert torch.equal(dc.gather(x.grad), normal(3, 4, 5, seed=1))
+
+
+@pytest.mark.ranks(2)
+def test_an_instance_of_another_class_is_rejected_without_the_fallback(comm):
+    x = dc.scatter(normal(3, 4), grid_over(comm, w=2))
+    raises_everywhere(comm, dc.UnsupportedOperation, "whose result is the full tensor", lambda: x.as_subclass(Named))
+
+
 @pytest.mark.ranks(2, 3)
 @pytest.mark.usefixtures("fallback")
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning", "ignore:__array_wrap__")
