@@ -20,7 +20,7 @@ from tests.docs.blocks import PAGES, Block, blocks
 
 ALL = [block for page in PAGES for block in blocks(page)]
 PYTHON = ("python", "pycon")
-MARKERS = {"python": {"", "third-party"}, "bash": {"", "cluster"}}
+MARKERS = {"python": {"", "third-party"}, "pycon": {"", "third-party"}, "bash": {"", "cluster"}}
 """Words behind a language; all other languages have none."""
 
 CONSOLE = {str(block.page) for block in ALL if block.language == "console"} | {"docs/tutorials/segmentation-3d.md"}
@@ -58,10 +58,14 @@ def test_the_python_of_a_page_runs_on_2_ranks(comm, fallback, shared_tmp_path, m
 @pytest.mark.slow
 @pytest.mark.ranks(2)
 @pytest.mark.time_limit(300)
+@pytest.mark.filterwarnings("ignore:monai:FutureWarning")
 @pytest.mark.parametrize("page", pages_with("third-party"))
 def test_what_needs_networks_of_other_packages_runs_on_2_ranks(comm, fallback, shared_tmp_path, monkeypatch, page):
-    pytest.importorskip("monai", reason="needs the package monai")
-    run(page, "third-party", comm, shared_tmp_path, monkeypatch)
+    monai = pytest.importorskip("monai", reason="needs the package monai")
+    try:
+        run(page, "third-party", comm, shared_tmp_path, monkeypatch)
+    finally:
+        monai.data.set_track_meta(True)
 
 
 def test_a_block_has_a_language_that_is_run_or_read():

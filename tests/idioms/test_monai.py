@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import distconv as dc
 from tests.distconv.layouts import grid_over, normal
@@ -137,3 +138,44 @@ def test_a_loss_of_transformed_outputs_has_the_gradient_of_one_process(comm: Any
     grid = grid_for(comm)
     found = step(dc.scatter(LOGITS, grid).requires_grad_(), dc.scatter(LABEL, grid))
     torch.testing.assert_close(found, step(LOGITS.clone().requires_grad_(), LABEL), rtol=1e-6, atol=1e-9)
+
+
+def by_windows(model: Any, x: Any, window: tuple[int, ...], overlap: float) -> Any:
+    """The recipe of docs/how-to/medical-images.md: each rank keeps its block of the input and of the output."""
+    utils = importlib.import_module("monai.data.utils")
+    space, out = tuple(x.shape[2:]), None
+    window = tuple(min(pair) for pair in zip(window, space, strict=True))
+    steps = tuple(w if w == n else int(w * (1 - overlap)) for w, n in zip(window, space, strict=True))
+    weight = utils.compute_importance_map(window, mode="gaussian", sigma_scale=0.125, dtype=x.dtype)
+    for part in utils.dense_patch_slices(space, window, steps):
+        y = model(x[(..., *part)].redistribute(x.dist))
+        if out is None:
+            out, total = x.new_zeros((1, y.shape[1], *space)), x.new_zeros((1, 1, *space))
+        out[(..., *part)] += y * weight
+        total[(..., *part)] += weight
+    return out / total
+
+
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@pytest.mark.parametrize(("window", "overlap"), [((12, 8, 9), 0.5), ((5, 13, 4), 0.25), ((20, 4, 9), 0.0)])
+def test_sliding_windows_over_a_volume_give_the_output_of_one_process(
+    comm: Any, window: tuple[int, ...], overlap: float
+) -> None:
+    """Windows are larger than the block of a rank, or lie in the block of one rank."""
+    torch.manual_seed(0)
+    layers = [nn.Conv3d(1, 4, 3, padding=1), nn.InstanceNorm3d(4), nn.ReLU(), nn.Conv3d(4, 2, 3, padding=1)]
+    net, x = nn.Sequential(*layers).double().eval(), normal(1, 1, 20, 13, 9, seed=5)
+    inferer = importlib.import_module("monai.inferers").SlidingWindowInferer(window, 2, overlap, mode="gaussian")
+    grid = grid_over(comm, d=comm.size) if comm.size > 1 else grid_over(comm, n=1)
+    with torch.no_grad():
+        expected = inferer(x, net)
+        model, split = dc.parallelize(net, grid), dc.scatter(x, grid)
+        found = {
+            "windows scattered": inferer(x, lambda part: dc.gather(model(dc.scatter(part, grid)))),
+            "volume scattered": inferer(split, model),
+            "nothing gathered": by_windows(model, split, window, overlap),
+        }
+    assert isinstance(found["nothing gathered"], dc.DistTensor)
+    assert found["nothing gathered"].local.numel() <= -(-20 // comm.size) * 13 * 9 * 2
+    for values in found.values():
+        torch.testing.assert_close(whole(values), expected, rtol=1e-10, atol=1e-12)
