@@ -257,7 +257,11 @@ class DistTensor(torch.Tensor):
         vars(leaf).update({key: value for key, value in vars(self).items() if key not in own})
         return leaf
 
-    def __reduce_ex__(self, protocol: object) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A tensor without dimensions, such as a loss that a callback saves on rank 0, is complete on every rank of any
+        # grid. That of a view may communicate.
+        if not self._shape and self._view is None:
+            return self._local.detach().__reduce_ex__(protocol)
         raise UnsupportedOperation(
             "a DistTensor cannot be pickled, because each rank holds only a block. Save the result of gather(), or a "
             "model's state_dict(), whose tensors are full"

@@ -273,3 +273,13 @@ def test_it_may_be_empty_on_some_ranks_and_still_works(comm):
         (x * x).sum().backward()
         assert x.grad.local.shape == x.local.shape
         assert torch.equal(dc.gather(x.grad), 2 * whole)
+
+
+def test_a_loss_is_pickled_as_a_plain_tensor_and_other_tensors_are_not(comm):
+    x = dc.scatter(counting(4, 3), grid_over(comm, h=comm.size), dims="h-").requires_grad_()
+    loaded = pickle.loads(pickle.dumps((x * x).sum()))
+    assert type(loaded) is torch.Tensor and not loaded.requires_grad and loaded.item() == 650
+    for tensor in (x, x.sum((0, 1), keepdim=True), x[0, 0]):
+        if tensor.dim() or tensor._view is not None:
+            with pytest.raises(dc.UnsupportedOperation, match="cannot be pickled"):
+                pickle.dumps(tensor)
