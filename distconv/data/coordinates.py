@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -226,9 +226,10 @@ def join_labels(path: object, labels: Sequence[VariableLabels]) -> VariableLabel
     for name, of_first in first.coords.items() if dims else ():
         found = [each.coords[name] for each in labels if name in each.coords]
         if name == dims[0] and len(found) == len(labels):  # type: ignore[index]  # dims is not None in the loop
-            # Times of different calendars have no common coordinate.
-            with contextlib.suppress(DataError):
+            try:
                 coords[name] = join_times(path, found)
+            except DataError as error:
+                warnings.warn(f"the files' coordinates {name!r} are left out: {error}", stacklevel=2)
         elif len({each.digest() for each in found}) == 1 and len(found) == len(labels):
             coords[name] = of_first
     attributes = {

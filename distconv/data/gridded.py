@@ -11,7 +11,6 @@ further datasets, whose times come later::
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,27 +20,16 @@ from numpy.typing import NDArray
 
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
 from distconv.data.coordinates import Coordinate
-from distconv.data.formats.store import describe_unknown_dataset
+from distconv.data.formats.gridded_channels import Channels, GriddedChannels
 from distconv.data.gridded_files import GriddedFiles, check_gaps, find_period
 from distconv.data.hdf5 import check_files_unchanged, warn_of_chunks
 from distconv.data.opening import AnyPath, display_path
+from distconv.data.reading_processes import ReadByProcesses
 from distconv.distribution import Box
 from distconv.errors import DataError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-@dataclass(frozen=True)
-class _Channels:
-    """Consecutive channels: one variable at one time, at some of its levels."""
-
-    variable: str
-    lag: int | None
-    """Time after that of the sample, in stored steps; None for a variable without times."""
-    levels: tuple[int, ...] | None
-    """Indices of the levels; None for a variable without levels."""
-    names: tuple[str, ...]
 
 
 def open_gridded(
@@ -55,6 +43,7 @@ def open_gridded(
     every: int = 1,
     time: str = "time",
     space: int = 2,
+    readers: int = 1,
 ) -> GriddedSource:
     """Open variables on a grid as a source for :class:`Loader`: each dataset has its variables as channels.
 
@@ -84,6 +73,8 @@ def open_gridded(
         Name of the dimension of times.
     space : int
         Number of dimensions of the grid, which are the last ones.
+    readers : int
+        Processes that read at a time on each rank. With 1 this process reads, in a thread.
 
     Returns
     -------
@@ -103,7 +94,7 @@ def open_gridded(
     >>> source = open_gridded("era5.zarr", {"x": ["t2m", "z"], "y": ["t2m"]}, lag={"y": 1})   # doctest: +SKIP
     """
     comm = MPI.COMM_WORLD if comm is None else comm
-    options = f"{lag=}, {levels=}, {times=}, {every=}, {time=}, {space=}"
+    options = f"{lag=}, {levels=}, {times=}, {every=}, {time=}, {space=}, {readers=}"
     check_same_on_all_ranks(comm, "open_gridded", f"{display_path(path)}, {dict(datasets)}, {options}")
     lags = {name: _steps(name, (lag or {}).get(name, 0)) for name in datasets}
     unknown = sorted(set(lag or {}) - set(datasets))
@@ -116,11 +107,14 @@ def open_gridded(
     variables = list(dict.fromkeys(each for names in datasets.values() for each in names))
     grid = GriddedFiles(path, variables, comm, time, space)
     try:
-        return try_on_all_ranks(
+        source = try_on_all_ranks(
             comm,
             lambda: GriddedSource(grid, datasets, lags=lags, levels=levels or {}, times=times, every=every),
             DataError,
         )
+        if readers != 1:
+            source._read_by_processes(readers)
+        return source
     except BaseException:
         grid.close()
         raise
@@ -178,11 +172,13 @@ class GriddedSource:
         self.comm, self.path, self.coords = files.comm, files.path, files.coords
         self._grid = self._check_grid()
         self._levels = {name: self._level_indices(name, values) for name, values in levels.items()}
-        self._channels = {
+        channels = {
             name: [each for lag in lags[name] for variable in names for each in self._channels_of(variable, lag)]
             for name, names in datasets.items()
         }
-        self._bases = self._select_times(times, every, [lag for steps in lags.values() for lag in steps])
+        bases = self._select_times(times, every, [lag for steps in lags.values() for lag in steps])
+        self.store = GriddedChannels(self.path, {name: files.store(name) for name in files.dims}, channels, bases)
+        self._processes: ReadByProcesses | None = None
 
     def _check_grid(self) -> tuple[int, ...]:
         """Return the extents of the grid, which all variables have."""
@@ -212,18 +208,18 @@ class GriddedSource:
             raise DataError(f"{self.path}: {dimension!r} has no level {missing[0]}; its levels are {stored}")
         return tuple(int(found[0]) for found in indices)
 
-    def _channels_of(self, variable: str, lag: int) -> Iterator[_Channels]:
+    def _channels_of(self, variable: str, lag: int) -> Iterator[Channels]:
         files = self._files
         dims, shape = files.dims[variable], files.shape(variable)
         has_times = dims[0] == files.time
         after = f" at {lag:+}" if lag and has_times else ""
         if len(dims) == has_times + files.space:
-            yield _Channels(variable, lag if has_times else None, None, (f"{variable}{after}",))
+            yield Channels(variable, lag if has_times else None, None, (f"{variable}{after}",))
             return
         indices = self._levels.get(dims[1], tuple(range(shape[1])))
         stored = self.coords[dims[1]].values if dims[1] in self.coords else np.arange(shape[1])
         names = tuple(f"{variable} {dims[1]}={stored[index]:g}{after}" for index in indices)
-        yield _Channels(variable, lag, indices, names)
+        yield Channels(variable, lag, indices, names)
 
     def _select_times(self, times: slice | tuple[str, str] | None, every: int, lags: Sequence[int]) -> range:
         """Return the stored step of each sample."""
@@ -256,17 +252,20 @@ class GriddedSource:
         self.close()
 
     def close(self) -> None:
-        """Close the files on this rank."""
+        """Close the files on this rank, and end its reading processes."""
+        processes, self._processes = self._processes, None
+        if processes is not None:
+            processes.close()  # which closes this source
         self._files.close()
 
-    def _dataset(self, name: str) -> list[_Channels]:
-        if name not in self._channels:
-            raise DataError(describe_unknown_dataset(name, self.path, self._channels))
-        return self._channels[name]
+    def _read_by_processes(self, readers: int) -> None:
+        """Read by several processes on each rank from now on. Collective."""
+        self._processes = ReadByProcesses(self, readers)
+        self.readers = readers
 
     def channel_names(self, name: str) -> list[str]:
         """Return variable, level and lag of each channel of a dataset, such as ``z level=500 at +1``."""
-        return [each for channels in self._dataset(name) for each in channels.names]
+        return [each for channels in self.store.channels(name) for each in channels.names]
 
     def sample_times(self, lag: int = 0) -> Coordinate | None:
         """Return the time of each sample, with the stored units; None if times have no coordinate.
@@ -288,7 +287,7 @@ class GriddedSource:
         stored = self.coords.get(self._files.time)
         if stored is None:
             return None
-        steps = np.asarray(self._bases) + lag
+        steps = np.asarray(self.store.bases) + lag
         if steps[0] < 0 or steps[-1] >= len(stored.values):
             raise DataError(
                 f"{self.path}: sample_times({lag}): steps {steps[0]} to {steps[-1]} of {len(stored.values)} times"
@@ -297,15 +296,15 @@ class GriddedSource:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a dataset: samples, channels, grid."""
-        return (len(self._bases), len(self.channel_names(name)), *self._grid)
+        return (len(self.store.bases), len(self.channel_names(name)), *self._grid)
 
     def dtype(self, name: str) -> np.dtype:
         """Return the dtype of what :meth:`read` returns, which holds the values of all variables."""
-        return np.result_type(*(self._files.dtype(each.variable) for each in self._dataset(name)))
+        return self.store.dtype(name)
 
     def chunks(self, name: str) -> tuple[int, ...]:
         """Return the shape of the blocks in which the first variable is stored."""
-        return (1, 1, *self._files.chunks(self._dataset(name)[0].variable)[-len(self._grid) :])
+        return (1, 1, *self._files.chunks(self.store.channels(name)[0].variable)[-len(self._grid) :])
 
     def variable_attributes(self, variable: str) -> Mapping[str, Any]:
         """Return the attributes of a variable, such as its units, without those by which it was decoded."""
@@ -335,37 +334,9 @@ class GriddedSource:
         DataError
             On this rank, if they cannot be read.
         """
-        samples, wanted, *grid = box
-        values = np.empty([each.extent for each in box], self.dtype(name))
-        where = tuple(slice(each.start, each.stop) for each in grid)
-        begin = 0
-        for channels in self._dataset(name):
-            end = begin + len(channels.names)
-            first, last = max(begin, wanted.start), min(end, wanted.stop)
-            if first < last:
-                into = values[:, first - wanted.start : last - wanted.start]
-                for row, sample in enumerate(range(samples.start, samples.stop)):
-                    self._read_channels(into[row], channels, sample, slice(first - begin, last - begin), where)
-            begin = end
-        return values
-
-    def _read_channels(
-        self, into: NDArray[Any], channels: _Channels, sample: int, part: slice, where: tuple[slice, ...]
-    ) -> None:
-        """Read ``part`` of some channels of a sample."""
-        files = self._files
-        if channels.lag is None:
-            into[0] = files.read(channels.variable, where)
-            return
-        step = self._bases[sample] + channels.lag
-        when = slice(step, step + 1)
-        if channels.levels is None:
-            into[0] = files.read(channels.variable, (when, *where))[0]
-            return
-        row = 0
-        for run in _runs(channels.levels[part]):
-            into[row : row + len(run)] = files.read(channels.variable, (when, slice(run[0], run[-1] + 1), *where))[0]
-            row += len(run)
+        if self._processes is not None:
+            return self._processes.read(name, box)
+        return self.store.read(name, tuple(slice(each.start, each.stop) for each in box))
 
     def check_unchanged(self) -> None:
         """Raise DataError on all ranks if a file was replaced or changed since it was opened. Collective."""
@@ -389,15 +360,3 @@ def _steps(name: str, lag: int | Sequence[int]) -> tuple[int, ...]:
     if not steps or not all(isinstance(step, int) and not isinstance(step, bool) for step in steps):
         raise DataError(f"open_gridded: lag of {name!r} is {lag!r}. Give a number of stored steps, or several.")
     return steps
-
-
-def _runs(indices: Sequence[int]) -> Iterator[list[int]]:
-    """Yield runs of consecutive indices."""
-    run: list[int] = []
-    for index in indices:
-        if run and index != run[-1] + 1:
-            yield run
-            run = []
-        run.append(index)
-    if run:
-        yield run

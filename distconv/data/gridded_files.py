@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
 from distconv.communication.agreement import check_same_on_all_ranks, try_on_all_ranks
 from distconv.data.address import parse_location
@@ -76,7 +75,7 @@ class GriddedFiles:
             self._dynamic = self._first
             if len(places) > 1:
                 self._concatenate(places, [name for name in variables if self.dims[name][0] == time])
-            seen = ", ".join(f"{name} {self._store(name).stored[name]}" for name in variables)
+            seen = ", ".join(f"{name} {self.store(name).stored[name]}" for name in variables)
             check_same_on_all_ranks(comm, f"{self.path} as each rank sees it", seen)
         except BaseException:
             self.close()
@@ -133,36 +132,17 @@ class GriddedFiles:
             all_times = [h[2] for h in heads if h[2] is not None]
             self.coords[self.time] = try_on_all_ranks(comm, lambda: join_times(self.path, all_times), DataError)
 
-    def _store(self, name: str) -> Store:
+    def store(self, name: str) -> Store:
+        """Return the store that has all times of a variable."""
         return self._dynamic if self.dims[name][0] == self.time else self._first
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the stored shape of a variable, over all files."""
-        return self._store(name).stored[name].shape
-
-    def dtype(self, name: str) -> np.dtype:
-        """Return the dtype of a variable's decoded values."""
-        return self._store(name).stored[name].dtype
+        return self.store(name).stored[name].shape
 
     def chunks(self, name: str) -> tuple[int, ...]:
         """Return the shape of a variable's chunks."""
-        return self._store(name).stored[name].chunks
-
-    def read(self, name: str, box: tuple[slice, ...]) -> NDArray[Any]:
-        """Return the values of a variable in a box.
-
-        Parameters
-        ----------
-        name : str
-            Name of the variable.
-        box : tuple of slice
-            One slice for each stored dimension.
-
-        Returns
-        -------
-        ndarray
-        """
-        return self._store(name).read(name, box)
+        return self.store(name).stored[name].chunks
 
     def attributes(self, name: str) -> Mapping[str, Any]:
         """Return the attributes of a variable."""

@@ -117,6 +117,31 @@ def test_batches_are_what_xarray_reads(comm: Any, shared_tmp_path: Path, form: s
         assert np.array_equal(y[row], np.concatenate(later))
 
 
+@pytest.mark.long
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("form", ["several zarr", "several nc"])
+def test_reading_processes_read_the_same(comm: Any, shared_tmp_path: Path, form: str) -> None:
+    path, _ = store(comm, shared_tmp_path, form)
+    options = {"lag": {"y": (1, 2)}, "levels": {"level": (250, 850)}}
+    found = {}
+    for readers in (1, 2):
+        with open_gridded(path, {"x": ["t2m", "z", "land"], "y": ["z"]}, comm, readers=readers, **options) as source:
+            assert source.readers == readers and source.column("time") == [6 * step for step in range(TIMES - 2)]
+            fields = Field("x", "nchw", torch.float64), Field("y", "nchw", torch.float64)
+            found[readers] = batches(source, comm, *fields)
+            server = source._processes and source._processes._server
+        assert (server is not None) == (readers == 2) and (server is None or server.poll() is not None)
+    for one, two in zip(found[1], found[2], strict=True):
+        assert all(torch.equal(a.nan_to_num(9e9), b.nan_to_num(9e9)) for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_number_of_reading_processes_is_checked(comm: Any, shared_tmp_path: Path) -> None:
+    path, _ = store(comm, shared_tmp_path, "zarr")
+    raises_everywhere(comm, DataError, "0 reading processes; ask for at least one",
+                      lambda: open_gridded(path, {"x": ["z"]}, comm, readers=0))  # fmt: skip
+
+
 @pytest.mark.parametrize("form", ["zarr", "nc"])
 @pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
 def test_names_along_a_dimension_are_no_coordinate(comm: Any, shared_tmp_path: Path, form: str) -> None:

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import distconv as dc
-from distconv.data import Field, open_source
+from distconv.data import Coordinate, Field, open_source
+from distconv.data.coordinates import VariableLabels, join_labels
 from distconv.errors import DataError
 from distconv.jobs.prediction import samples
 from distconv.jobs.prediction.network import TrainedNetwork
@@ -158,24 +159,16 @@ def test_windows_and_networks_that_do_not_fit_are_refused(comm: Any, tmp_path: P
     inputs.close()
 
 
-@pytest.mark.ranks(1, 2)
-@pytest.mark.parametrize("form", ["zarr", "h5"])
-def test_predictions_have_the_dimensions_and_coordinates_of_the_samples(
-    comm: Any, shared_tmp_path: Path, form: str
-) -> None:
+def predicted(comm: Any, folder: Path, data: Any, form: str, readers: int) -> Any:
+    """xarray's data set of predictions that double the samples."""
     xarray = pytest.importorskip("xarray")
     pytest.importorskip("zarr")
-    path = shared_tmp_path / "samples.nc"
-    times = {"units": "days since 2001-01-01", "calendar": "noleap"}
-    coords = {"time": ("time", np.arange(len(X)), times), "lat": np.linspace(80, -80, X.shape[2])}
-    if comm.rank == 0:
-        xarray.Dataset({"image": (("time", "variable", "lat", "lon"), X)}, coords).to_netcdf(path, engine="h5netcdf")
     comm.Barrier()
-    inputs = open_inputs(options(path), of_task(), comm)
-    more = {"out": shared_tmp_path / "out", "format": form, "batch": 3, "raw": True, "window": None}
+    inputs = open_inputs(options(data, readers=readers), of_task(), comm)
+    more = {"out": folder / "out", "format": form, "batch": 3, "raw": True, "window": None, "readers": readers}
     more |= {"overlap": 0.25, "device": "cpu", "model": "mine", "normalise_as": None}
     run = PredictionRun(
-        options(path, **more), TrainedNetwork(Path(), "", {}, {}, ""), inputs, Field("image", "nchw", torch.float64),
+        options(data, **more), TrainedNetwork(Path(), "", {}, {}, ""), inputs, Field("image", "nchw", torch.float64),
         dc.ProcessGrid(comm, h=comm.size), lambda x: x * 2,
     )  # fmt: skip
     written_file = run.write()
@@ -183,5 +176,71 @@ def test_predictions_have_the_dimensions_and_coordinates_of_the_samples(
     comm.Barrier()
     engine = {"engine": "zarr", "consolidated": False} if form == "zarr" else {"engine": "h5netcdf"}
     with xarray.open_dataset(written_file, decode_times=False, **engine) as found:
-        expected = xarray.Dataset({"prediction": (("time", "channel", "lat", "lon"), 2 * X)}, coords)
-        xarray.testing.assert_identical(found.load(), expected)
+        return found.load()
+
+
+TIMES = {"units": "days since 2001-01-01", "calendar": "standard"}
+LAT = ("lat", np.linspace(80, -80, X.shape[2]), {"units": "degrees_north"})
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize(("form", "readers"), [("zarr", 1), ("h5", 1), ("h5", 2)])
+def test_predictions_have_the_dimensions_and_coordinates_of_the_samples(
+    comm: Any, shared_tmp_path: Path, form: str, readers: int
+) -> None:
+    xarray = pytest.importorskip("xarray")
+    path = shared_tmp_path / "samples.nc"
+    coords = {"time": ("time", np.arange(len(X)), TIMES), "lat": LAT}
+    if comm.rank == 0:
+        xarray.Dataset({"image": (("time", "variable", "lat", "lon"), X)}, coords).to_netcdf(path, engine="h5netcdf")
+    expected = xarray.Dataset({"prediction": (("time", "channel", "lat", "lon"), 2 * X)}, coords)
+    xarray.testing.assert_identical(predicted(comm, shared_tmp_path, path, form, readers), expected)
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.filterwarnings("ignore:.*a chunk of:UserWarning")
+@pytest.mark.parametrize("readers", [1, 2])
+@pytest.mark.parametrize("kind", ["zarr", "nc"])
+def test_predictions_of_several_files_have_the_coordinates_of_all(
+    comm: Any, shared_tmp_path: Path, kind: str, readers: int
+) -> None:
+    """The second file has times in other units, and the last one other longitudes, which are left out."""
+    xarray = pytest.importorskip("xarray")
+    parts = [(slice(0, 2), 0, "2001-01-01"), (slice(2, 3), 0, "2001-01-03"), (slice(3, 4), 3, "2001-01-01")]
+    if comm.rank == 0:
+        for number, (part, first, since) in enumerate(parts):
+            times = ("time", first + np.arange(part.stop - part.start), {**TIMES, "units": f"days since {since}"})
+            coords = {"time": times, "lat": LAT, "lon": np.arange(5.0) + (number == 2)}
+            data = xarray.Dataset({"image": (("time", "variable", "lat", "lon"), X[part])}, coords)
+            name = shared_tmp_path / f"part{number}.{kind}"
+            data.to_netcdf(name, engine="h5netcdf") if kind == "nc" else data.to_zarr(name, consolidated=False)
+    found = predicted(comm, shared_tmp_path, Path(f"{shared_tmp_path}/part*.{kind}"), "h5", readers)
+    coords = {"time": ("time", np.arange(4), TIMES), "lat": LAT}
+    expected = xarray.Dataset({"prediction": (("time", "channel", "lat", "lon"), 2 * X)}, coords)
+    xarray.testing.assert_identical(found, expected)
+
+
+@pytest.mark.ranks(1)
+def test_times_of_other_calendars_are_left_out_with_a_warning() -> None:
+    def times(calendar: str) -> VariableLabels:
+        stored = Coordinate(("time",), np.arange(2), {**TIMES, "calendar": calendar})
+        return VariableLabels(("time", "x"), {"time": stored}, {"units": "K", "calendar": calendar})
+
+    with pytest.warns(UserWarning, match="coordinates 'time' are left out: a: the files have times of different"):
+        found = join_labels("a", [times("standard"), times("noleap")])
+    assert found.dims == ("time", "x") and not found.coords and found.attributes == {"units": "K"}
+    assert join_labels("a", [found, VariableLabels(("time", "y"))]).dims is None
+
+
+@pytest.mark.ranks(1, 2)
+def test_files_of_one_sample_each_count_samples_in_a_dimension_of_its_own(comm: Any, shared_tmp_path: Path) -> None:
+    xarray = pytest.importorskip("xarray")
+    if comm.rank == 0:
+        for number, values in enumerate(X):
+            data = xarray.Dataset({"image": (("variable", "lat", "lon"), values)}, {"lat": LAT})
+            data.to_netcdf(shared_tmp_path / f"part{number}.nc", engine="h5netcdf")
+    comm.Barrier()
+    with open_source(f"{shared_tmp_path}/part*.nc", ["image"], comm, one_each=True) as source:
+        labels = source.labels("image")
+    assert labels.dims == ("sample", "variable", "lat", "lon") and list(labels.coords) == ["lat"]
+    assert np.array_equal(labels.coords["lat"].values, LAT[1])
