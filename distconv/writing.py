@@ -185,7 +185,8 @@ def open_output(
             "file, NAME.nc, or a NIfTI volume, NAME.nii.gz."
         )
     if kind is NiftiOutput:
-        check_volumes(place, shape, labels, note)
+        # nibabel may be missing on one rank alone.
+        try_on_all_ranks(comm, lambda: check_volumes(place, shape, labels, note), DataError)
     if kind is _Hdf5Output and ("%" in place.name or place.name != os.fsencode(place.name).decode(errors="replace")):
         raise DataError(
             f"write: {place}: HDF5 cannot open parts whose names contain % or are not UTF-8. Choose another name."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +115,14 @@ def test_what_is_no_volume_raises_on_all_ranks(
 def test_several_tensors_do_not_fit_in_one_volume(comm: Any, shared_tmp_path: Path) -> None:
     y = dc.scatter(X, grid_over(comm, h=2))
     raises_everywhere(comm, DataError, "is one sample", lambda: dc.write({"a": y, "b": y}, shared_tmp_path / "y.nii"))
+
+
+@pytest.mark.ranks(2)
+def test_a_missing_nibabel_on_one_rank_raises_on_all(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    y = dc.scatter(X, grid_over(comm, h=2))
+    if comm.rank == 1:
+        monkeypatch.setitem(sys.modules, "nibabel", None)
+    raises_everywhere(comm, DataError, r"nibabel is not installed: pip install 'distconv\[medical\]'",
+                      lambda: dc.write(y, shared_tmp_path / "y.nii"))  # fmt: skip

@@ -14,6 +14,7 @@ import pytest
 import distconv as dc
 from distconv.data.box_function import BoxFunction
 from distconv.data.channel_statistics import moments
+from distconv.data.gridded import open_gridded
 from distconv.data.hdf5 import DatasetLayout
 from distconv.data.loader import Field, Loader
 from distconv.data.opening import open_source
@@ -92,6 +93,14 @@ DATA: dict[str, Case] = {
     "write: no name": (
         lambda r: dc.write(r.split(counting(4, 6)), "o.zarr", r.pick("x", "")),
         "o.zarr: ranks disagree",
+    ),
+    "write: affine": (
+        lambda r: dc.write(dc.scatter(counting(1, 4, 3, 6), r.grid), "o.nii", attrs={"affine": [r.pick(1, 2)] * 16}),
+        "o.nii: ranks disagree",
+    ),
+    "gridded: readers": (
+        lambda r: open_gridded("a.nc", {"x": ["t"]}, r.comm, readers=1 + r.odd),
+        "open_gridded: ranks disagree",
     ),
     "open: path": (lambda r: open_source(r.pick("a.h5", "b.h5"), ["x"], r.comm), "open_source: ranks disagree"),
     "open: paths": (lambda r: open_source(["a.h5", r.pick("b.h5", "c.h5")], ["x"], r.comm), "open_source: ranks dis"),
