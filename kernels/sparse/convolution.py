@@ -33,7 +33,7 @@ def sparse_convolution(
     features : Tensor
         Shape (N_in, C).
     weight : Tensor
-        Shape (K, C, F).
+        Shape (K, C, F), or (K, G, C / G, F / G) for G groups of channels, as ``groups`` of torch's convolutions.
     pairs : KernelMap
         The map, with K offsets.
     bias : Tensor, optional
@@ -57,7 +57,7 @@ def sparse_convolution(
 
 
 class _Convolution(torch.autograd.Function):
-    """Features (N_in, C), weight (K, C, F) -> (N_out, F)."""
+    """Features (N_in, C), weight (K, C, F) or (K, G, C / G, F / G) -> (N_out, F)."""
 
     @staticmethod
     def forward(ctx: Any, features: torch.Tensor, weight: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
@@ -79,11 +79,11 @@ class _Convolution(torch.autograd.Function):
             if dw is not None:
                 # Row k of the reversed weights belongs to the opposite offset.
                 row = len(dw) - 1 - k if back is pairs else k
-                torch.mm(_rows(features, back, k, side=1).t(), rows, out=dw[row])
+                _multiply_transposed(_rows(features, back, k, side=1), rows, dw[row])
 
         gradient = gradient.contiguous()
         if ctx.needs_input_grad[0]:
-            dx = _convolve(gradient, turned.transpose(1, 2), back, add_to_weights)
+            dx = _convolve(gradient, turned.transpose(-2, -1), back, add_to_weights)
         else:
             for k in range(len(weight)):
                 add_to_weights(k, _rows(gradient, back, k))
@@ -101,21 +101,42 @@ def _convolve(
     ``gathered`` is called with each offset and the rows of ``features`` of its pairs. So backward computes the gradient
     of the weight from rows that it has gathered anyway.
     """
-    dtype = _SUMMED_IN.get(features.dtype, features.dtype)
+    dtype, filters = (
+        _SUMMED_IN.get(features.dtype, features.dtype),
+        weight.shape[-1] * (weight.shape[1] if weight.ndim == 4 else 1),
+    )
     out = None
     for group in pairs.groups:
         # The products of a group only: those of all offsets may not fit into memory.
-        products = features.new_empty(sum(group.sizes), weight.shape[2])
+        products = features.new_empty(sum(group.sizes), filters)
         for k, rows in zip(group.offsets, products.split(group.sizes), strict=True):
             x = _rows(features, pairs, k)
-            torch.mm(x, weight[k], out=rows)
+            _multiply(x, weight[k], rows)
             gathered(k, x)
         summed = group.sum_pairs(products.to(dtype))
         out = summed if out is None else out.add_(summed)
     if out is None:
-        return features.new_zeros(pairs.out_sites, weight.shape[2])
+        return features.new_zeros(pairs.out_sites, filters)
     # Rounded once, from the sum over all offsets.
     return out.to(features.dtype)
+
+
+def _multiply(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """Write x (P, C) @ weight (C, F), or the products of each group (G, C / G, F / G), to ``out`` (P, F)."""
+    if weight.ndim == 2:
+        torch.mm(x, weight, out=out)
+    else:
+        grouped = x.unflatten(1, weight.shape[:2])
+        out.copy_(torch.einsum("pgc,gcf->pgf", grouped, weight).flatten(1))
+
+
+def _multiply_transposed(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
+    """Write x (P, C)^T @ y (P, F), or the products of each group, to ``out`` (C, F) or (G, C / G, F / G)."""
+    if out.ndim == 2:
+        torch.mm(x.t(), y, out=out)
+    else:
+        groups, inputs, outputs = out.shape
+        out.copy_(torch.einsum("pgc,pgf->gcf", x.unflatten(1, (groups, inputs)), y.unflatten(1, (groups, outputs))))
 
 
 def _rows(features: torch.Tensor, pairs: KernelMap, k: int, side: int = 0) -> torch.Tensor:

@@ -18,6 +18,34 @@ MAX_DIMENSION = 4
 Offsets = tuple[tuple[int, ...], ...]
 """Steps from an output site to its input sites: D integers for each position of a kernel."""
 
+Stride = tuple[int, ...]
+"""Edges of a cell along each of the D dimensions, in cells of the finest grid."""
+
+
+def stride_per_dim(stride: int | Sequence[int], dimension: int) -> Stride:
+    """Return a stride for each dimension.
+
+    Parameters
+    ----------
+    stride : int or sequence of int
+        One number for all dimensions, or one for each.
+    dimension : int
+        Number of spatial dimensions.
+
+    Returns
+    -------
+    tuple of int
+
+    Raises
+    ------
+    CoordinateError
+        If ``stride`` is not a positive integer, or one for each dimension.
+    """
+    strides = (stride,) * dimension if isinstance(stride, int) else tuple(stride)
+    if len(strides) != dimension or not all(isinstance(s, int) and s > 0 for s in strides):
+        raise CoordinateError(f"stride={stride}: pass a positive integer, or one for each of {dimension} dimensions")
+    return strides
+
 
 @dataclass(frozen=True)
 class KeySpace:
@@ -96,15 +124,17 @@ class KeySpace:
         return sum(o * stride for o, stride in zip(offset, self.strides[1:], strict=True))
 
 
-def check_coordinates(coords: torch.Tensor, stride: int = 1, batch_size: int | None = None) -> torch.Tensor:
+def check_coordinates(
+    coords: torch.Tensor, stride: int | Sequence[int] = 1, batch_size: int | None = None
+) -> torch.Tensor:
     """Check coordinates and return them as int64. Duplicates are found by :func:`sorting_order`.
 
     Parameters
     ----------
     coords : Tensor
         Shape (N, 1 + D), of any integer dtype.
-    stride : int
-        Spatial coordinates must be multiples of it.
+    stride : int or sequence of int
+        Spatial coordinates must be multiples of it: one number, or one for each dimension.
     batch_size : int, optional
         Batch indices must be smaller.
 
@@ -131,9 +161,48 @@ def check_coordinates(coords: torch.Tensor, stride: int = 1, batch_size: int | N
     _raise_if_any(coords, coords[:, 0] < 0, "have a negative batch index")
     if batch_size is not None:
         _raise_if_any(coords, coords[:, 0] >= batch_size, f"have a batch index beyond batch_size={batch_size}")
-    if stride > 1:
-        _raise_if_any(coords, (coords[:, 1:] % stride != 0).any(1), f"are no multiples of the stride {stride}")
+    if any(s > 1 for s in stride_per_dim(stride, coords.shape[1] - 1)):
+        _raise_if_any(coords, ~are_multiples(coords, stride), f"are no multiples of the stride {stride}")
     return coords
+
+
+def are_multiples(coords: torch.Tensor, stride: int | Sequence[int]) -> torch.Tensor:
+    """Return True for each row whose spatial coordinates are multiples of a stride.
+
+    Parameters
+    ----------
+    coords : Tensor
+        Shape (N, 1 + D).
+    stride : int or sequence of int
+        One number, or one for each dimension.
+
+    Returns
+    -------
+    Tensor
+        Booleans (N,).
+    """
+    return (coords[:, 1:] % torch.tensor(stride, device=coords.device) == 0).all(1)
+
+
+def is_in_volume(coords: torch.Tensor, shape: Sequence[int], stride: int | Sequence[int]) -> torch.Tensor:
+    """Return True for each row that lies in a volume, which begins at coordinate 0.
+
+    Parameters
+    ----------
+    coords : Tensor
+        Shape (N, 1 + D).
+    shape : sequence of int
+        Number of cells along each dimension.
+    stride : int or sequence of int
+        Edge of a cell: one number, or one for each dimension.
+
+    Returns
+    -------
+    Tensor
+        Booleans (N,).
+    """
+    ends = torch.tensor(tuple(shape), device=coords.device) * torch.tensor(stride, device=coords.device)
+    return ((coords[:, 1:] >= 0) & (coords[:, 1:] < ends)).all(1)
 
 
 def sorting_order(coords: torch.Tensor) -> torch.Tensor:
@@ -152,15 +221,15 @@ def sorting_order(coords: torch.Tensor) -> torch.Tensor:
     return order
 
 
-def coarsen(coords: torch.Tensor, stride: int) -> torch.Tensor:
+def coarsen(coords: torch.Tensor, stride: int | Sequence[int]) -> torch.Tensor:
     """Return the cells of a coarser grid that hold sites.
 
     Parameters
     ----------
     coords : Tensor
         Shape (N, 1 + D).
-    stride : int
-        Size of the coarser cells.
+    stride : int or sequence of int
+        Size of the coarser cells: one number, or one for each dimension.
 
     Returns
     -------
@@ -168,11 +237,12 @@ def coarsen(coords: torch.Tensor, stride: int) -> torch.Tensor:
         The lower corners of the cells (M, 1 + D), sorted.
     """
     # torch's % has the sign of the divisor, so negative coordinates are rounded down, too.
-    corners = torch.cat([coords[:, :1], coords[:, 1:] - coords[:, 1:] % stride], 1)
+    steps = torch.tensor(stride, device=coords.device)
+    corners = torch.cat([coords[:, :1], coords[:, 1:] - coords[:, 1:] % steps], 1)
     return unique_rows(corners)
 
 
-def reachable_sites(coords: torch.Tensor, offsets: Offsets, unit: int = 1) -> torch.Tensor:
+def reachable_sites(coords: torch.Tensor, offsets: Offsets, unit: int | Sequence[int] = 1) -> torch.Tensor:
     """Return the sites that lie at an offset from a site.
 
     Parameters
@@ -181,15 +251,16 @@ def reachable_sites(coords: torch.Tensor, offsets: Offsets, unit: int = 1) -> to
         Shape (N, 1 + D).
     offsets : Offsets
         The offsets.
-    unit : int
-        Number of cells of a step.
+    unit : int or sequence of int
+        Number of cells of a step: one number, or one for each dimension.
 
     Returns
     -------
     Tensor
         Shape (M, 1 + D), sorted.
     """
-    steps = torch.tensor(offsets, device=coords.device).reshape(len(offsets), 1, coords.shape[1] - 1) * unit
+    steps = torch.tensor(offsets, device=coords.device).reshape(len(offsets), 1, coords.shape[1] - 1)
+    steps = steps * torch.tensor(unit, device=coords.device)
     # A copy for each offset: expand() alone would add all steps to the same memory.
     sites = coords.expand(len(offsets), *coords.shape).clone()
     sites[..., 1:] += steps

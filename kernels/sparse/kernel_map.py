@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 
-from .coordinates import KeySpace, Offsets
+from .coordinates import KeySpace, Offsets, stride_per_dim
 
 Pairs = tuple[torch.Tensor, torch.Tensor]
 """Rows of the input sites and of the output sites of pairs, int64 (P,) each; no row occurs twice in either."""
@@ -132,13 +132,15 @@ class KernelMap:
         return sum(rows.nbytes for rows in distinct.values()) + sum(g.order.nbytes + g.ends.nbytes for g in groups)
 
 
-def box_offsets(kernel_size: Sequence[int], padding: Sequence[int]) -> Offsets:
-    """Return the offsets of a box: -p to k - 1 - p along each dimension, the last dimension fastest.
+def box_offsets(kernel_size: Sequence[int], padding: Sequence[int], dilation: Sequence[int] | None = None) -> Offsets:
+    """Return the offsets of a box: d i - p for i = 0 to k - 1 along each dimension, the last dimension fastest.
 
     Parameters
     ----------
     kernel_size, padding : sequence of int
         k and p of each dimension.
+    dilation : sequence of int, optional
+        d of each dimension (default: ones).
 
     Returns
     -------
@@ -150,11 +152,16 @@ def box_offsets(kernel_size: Sequence[int], padding: Sequence[int]) -> Offsets:
     >>> box_offsets((3, 2), (1, 0))
     ((-1, 0), (-1, 1), (0, 0), (0, 1), (1, 0), (1, 1))
     """
-    return tuple(itertools.product(*(range(-p, k - p) for k, p in zip(kernel_size, padding, strict=True))))
+    along = zip(kernel_size, padding, dilation or (1,) * len(kernel_size), strict=True)
+    return tuple(itertools.product(*(range(-p, d * k - p, d) for k, p, d in along)))
 
 
 def kernel_map(
-    inputs: torch.Tensor, outputs: torch.Tensor, offsets: Offsets, unit: int = 1, order: torch.Tensor | None = None
+    inputs: torch.Tensor,
+    outputs: torch.Tensor,
+    offsets: Offsets,
+    unit: int | Sequence[int] = 1,
+    order: torch.Tensor | None = None,
 ) -> KernelMap:
     """Return the map of all pairs with input = output + offset x unit.
 
@@ -165,8 +172,8 @@ def kernel_map(
         submanifold, and opposite offsets share their pairs.
     offsets : Offsets
         The offsets of the kernel.
-    unit : int
-        Number of cells of a step.
+    unit : int or sequence of int
+        Number of cells of a step: one number, or one for each dimension.
     order : Tensor, optional
         The order (N,) that sorts ``inputs``. By default they are sorted.
 
@@ -176,7 +183,8 @@ def kernel_map(
         The map.
     """
     # With this margin a step never leaves the box, where its key would be that of another row.
-    reach = [unit * max((abs(o[d]) for o in offsets), default=0) for d in range(inputs.shape[1] - 1)]
+    units = stride_per_dim(unit, inputs.shape[1] - 1)
+    reach = [step * max((abs(o[d]) for o in offsets), default=0) for d, step in enumerate(units)]
     space = KeySpace.enclose(inputs, outputs, margin=reach)
     keys = space.pack(inputs if order is None else inputs[order])
     queries = keys if order is None and outputs is inputs else space.pack(outputs)
@@ -188,7 +196,7 @@ def kernel_map(
         if opposite is not None:
             pairs[offset] = (opposite[1], opposite[0])
         else:
-            rows = rows_of(queries + unit * space.step(offset))
+            rows = rows_of(queries + space.step([o * step for o, step in zip(offset, units, strict=True)]))
             present = (rows >= 0).nonzero()[:, 0]
             pairs[offset] = rows[present], present
     centre = (0,) * (inputs.shape[1] - 1)

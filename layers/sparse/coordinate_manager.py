@@ -16,7 +16,7 @@ import torch
 
 from distconv.errors import CoordinateError
 from distconv.kernels.sparse import KernelMap, coarsen, kernel_map, reachable_sites, sorting_order
-from distconv.kernels.sparse.coordinates import Offsets
+from distconv.kernels.sparse.coordinates import Offsets, Stride, are_multiples, is_in_volume
 
 Value = TypeVar("Value")
 
@@ -29,20 +29,18 @@ class Sites:
     """
 
     coords: torch.Tensor
-    stride: int
-    finer: Sites | None = None
-    """The set from which a stride has derived these sites, or None. Transposed layers return to it."""
+    stride: Stride
+    source: Sites | None = None
+    """The set from which a layer has derived these sites, or None. Transposed layers return to it."""
     is_sorted: bool = False
     """True if the rows are known to be sorted. Otherwise ``order`` sorts them."""
+    spatial_shape: tuple[int, ...] | None = None
+    """Number of cells of ``stride`` along each dimension, from 0; None if space has no borders."""
 
     @cached_property
     def order(self) -> torch.Tensor | None:
         """Permutation that sorts the rows; None if they are sorted."""
         return None if self.is_sorted else sorting_order(self.coords)
-
-    def has_same_sites(self, other: Sites) -> bool:
-        """Return True if both have the same sites in the same rows."""
-        return self is other or (self.stride == other.stride and torch.equal(self.coords, other.coords))
 
 
 class CoordinateManager:
@@ -64,79 +62,103 @@ class CoordinateManager:
         self._maps: dict[Hashable, KernelMap] = {}
         self._sets: dict[Hashable, Sites] = {}
 
-    def coarser_sites(self, sites: Sites, factor: int) -> Sites:
+    def coarser_sites(self, sites: Sites, factors: Sequence[int]) -> Sites:
         """Return the coarse cells that hold some sites.
 
         Parameters
         ----------
         sites : Sites
-        factor : int
-            Edge of a coarse cell, in cells of ``sites``.
+        factors : sequence of int
+            Edge of a coarse cell along each dimension, in cells of ``sites``.
 
         Returns
         -------
         Sites
-            ``sites`` itself for a factor of 1.
+            ``sites`` itself if all factors are 1.
         """
-        stride = sites.stride * factor
+        stride = tuple(s * f for s, f in zip(sites.stride, factors, strict=True))
 
         def make() -> Sites:
-            dimensions = sites.coords.shape[1] - 1
-            coords = self.move_to_owners(coarsen(sites.coords, stride), (1 - stride,) * dimensions, (0,) * dimensions)
-            return Sites(coords, stride, sites, is_sorted=True)
+            coords = self.move_to_owners(coarsen(sites.coords, stride), [1 - s for s in stride], [0] * len(stride))
+            shape = sites.spatial_shape and tuple(-(-n // f) for n, f in zip(sites.spatial_shape, factors, strict=True))
+            return Sites(coords, stride, sites, is_sorted=True, spatial_shape=shape)
 
-        return sites if factor == 1 else _get_or_make(self._sets, (sites, factor), make)
+        return sites if stride == sites.stride else _get_or_make(self._sets, (sites, stride), make)
 
-    def finer_sites(self, sites: Sites, factor: int, offsets: Offsets, dilation: int) -> Sites:
-        """Return the finer sites for a transposed convolution.
+    def source_sites(self, sites: Sites, factors: Sequence[int]) -> Sites | None:
+        """Return the sites from which layers have derived some sites, for a transposed layer.
 
         Parameters
         ----------
         sites : Sites
-        factor : int
-            Stride of the convolution.
-        offsets : tuple of tuple of int
-        dilation : int
+        factors : sequence of int
+            Stride of the layer along each dimension.
 
         Returns
         -------
-        Sites
-            The set of this stride from which ``sites`` have been derived. If there is none, all sites that the kernel
-            reaches.
+        Sites or None
+            The nearest set with the finer stride. None if there is none.
 
         Raises
         ------
         CoordinateError
-            If the stride of the sites is not a multiple of the factor.
+            If the stride of the sites is not a multiple of the factors.
         """
-        if sites.stride % factor:
-            raise CoordinateError(
-                f"a transposed convolution of stride {factor} needs sites whose stride it divides, not {sites.stride}: "
-                f"give the SparseTensor coordinates in steps of {factor} and stride={factor}"
-            )
-        stride = sites.stride // factor
+        stride = _finer_stride(sites, factors)
         # Several strides may lie between the two layers of a skip connection.
-        finer = sites.finer
-        while finer is not None and finer.stride > stride:
-            finer = finer.finer
-        if finer is not None and finer.stride == stride:
-            return finer
-        return self._all_reachable_sites(sites, stride, offsets, dilation)
+        source = sites.source
+        while source is not None and source.stride != stride:
+            source = source.source
+        return source
 
-    def wider_sites(self, sites: Sites, offsets: Offsets, dilation: int) -> Sites:
-        """Return all sites of the same stride that a kernel reaches from some sites.
+    def reached_sites(
+        self, sites: Sites, factors: Sequence[int], offsets: Offsets, *, transposed: bool = False
+    ) -> Sites:
+        """Return all output sites whose windows hold some sites.
 
         Parameters
         ----------
         sites : Sites
+        factors : sequence of int
+            Stride of the layer along each dimension.
         offsets : tuple of tuple of int
-        dilation : int
+            In cells of the finer set, as in :meth:`gather_needed`.
+        transposed : bool
+            True if the output sites are the finer ones. Otherwise they are coarser by the factors.
 
         Returns
         -------
         Sites
+            Within the borders of the output if ``sites`` have borders, with as many positions as in torch's convolution
+            whose padding is minus the lowest offset.
+
+        Raises
+        ------
+        CoordinateError
+            If the layer is transposed, and the stride of the sites is not a multiple of the factors.
         """
-        return self._all_reachable_sites(sites, sites.stride, offsets, dilation)
+        along = zip(sites.stride, factors, strict=True)
+        stride = _finer_stride(sites, factors) if transposed else tuple(s * f for s, f in along)
+
+        def make() -> Sites:
+            unit = stride if transposed else sites.stride
+            steps = offsets if transposed else tuple(tuple(-o for o in offset) for offset in offsets)
+            shape = _output_shape(sites.spatial_shape, factors, offsets, transposed=transposed)
+            coords = reachable_sites(sites.coords, steps, unit)
+            coords = coords[are_multiples(coords, stride)]
+            if shape is not None:
+                coords = coords[is_in_volume(coords, shape, stride)]
+            # From inputs to outputs, the reverse of the direction of offset_bounds.
+            coords = self.move_to_owners(coords, *offset_bounds(offsets, unit, transposed=not transposed))
+            # A kernel with its centre reaches at least the sites themselves. If their number has not grown on any rank,
+            # the set is the same, and is reused with its kernel maps.
+            centred = (0,) * len(stride) in offsets and (stride, shape) == (sites.stride, sites.spatial_shape)
+            if centred and all(self.gather_values(len(coords) == len(sites.coords))):
+                return sites
+            source = sites.source if transposed else sites
+            return Sites(coords, stride, source, is_sorted=True, spatial_shape=shape)
+
+        return _get_or_make(self._sets, (sites, stride, offsets, transposed), make)
 
     def gather_needed(
         self,
@@ -144,7 +166,6 @@ class CoordinateManager:
         inputs: Sites,
         outputs: Sites,
         offsets: Offsets,
-        dilation: int,
         *,
         transposed: bool = False,
     ) -> tuple[torch.Tensor, KernelMap]:
@@ -156,8 +177,7 @@ class CoordinateManager:
             Features of ``inputs``.
         inputs, outputs : Sites
         offsets : tuple of tuple of int
-            In steps of ``dilation`` fine cells: input = output + offset.
-        dilation : int
+            In cells of the finer set: input = output + offset.
         transposed : bool
             True for output = input + offset. Otherwise input = output + offset.
 
@@ -167,10 +187,8 @@ class CoordinateManager:
         """
         # The finer set comes first in the key, so a transposed convolution finds the map of the opposite convolution.
         fine, coarse = (outputs, inputs) if transposed else (inputs, outputs)
-        unit = fine.stride * dilation
         pairs = self._cached_map(
-            (fine, coarse, offsets, dilation),
-            lambda: kernel_map(fine.coords, coarse.coords, offsets, unit, fine.order),
+            (fine, coarse, offsets), lambda: kernel_map(fine.coords, coarse.coords, offsets, fine.stride, fine.order)
         )
         return features, pairs.transposed() if transposed else pairs
 
@@ -187,19 +205,6 @@ class CoordinateManager:
         self.misses += 1
         self._maps[key] = mapping
         return mapping
-
-    def _all_reachable_sites(self, sites: Sites, stride: int, offsets: Offsets, dilation: int) -> Sites:
-        def make() -> Sites:
-            unit = stride * dilation
-            coords = self.move_to_owners(reachable_sites(sites.coords, offsets, unit), *offset_bounds(offsets, unit))
-            # A kernel with its centre reaches at least the sites themselves. If their number has not grown on any rank,
-            # the set is the same, and is reused with its kernel maps.
-            centred = (0,) * (coords.shape[1] - 1) in offsets and stride == sites.stride
-            if centred and all(self.gather_values(len(coords) == len(sites.coords))):
-                return sites
-            return Sites(coords, stride, sites.finer, is_sorted=True)
-
-        return _get_or_make(self._sets, (sites, stride, offsets, dilation), make)
 
     # -- methods that differ if sites are split over ranks ------------------------------------------------------------
 
@@ -221,6 +226,22 @@ class CoordinateManager:
         Tensor
         """
         return features
+
+    def has_same_sites(self, one: Sites, other: Sites) -> bool:
+        """Return True if two sets have the same sites in the same rows, on all ranks.
+
+        Parameters
+        ----------
+        one, other : Sites
+
+        Returns
+        -------
+        bool
+        """
+        # Ranks derive the same sets in the same order, so all of them send values or none does.
+        return one is other or all(
+            self.gather_values(one.stride == other.stride and torch.equal(one.coords, other.coords))
+        )
 
     def replicate_parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a parameter for work on the sites."""
@@ -271,7 +292,7 @@ class CoordinateManager:
         return [value]
 
     def dense_volume(
-        self, features: torch.Tensor, cells: torch.Tensor, stride: int, origin: Sequence[int], size: Sequence[int]
+        self, features: torch.Tensor, cells: torch.Tensor, stride: Stride, origin: Sequence[int], size: Sequence[int]
     ) -> torch.Tensor:
         """Return the dense volume with features in some cells and zeros elsewhere.
 
@@ -281,8 +302,8 @@ class CoordinateManager:
             Features (N, C) of all sites.
         cells : Tensor
             The cells (N, 1 + D) of this rank's sites, counted from ``origin``.
-        stride : int
-            Edge of a cell.
+        stride : tuple of int
+            Edge of a cell along each dimension.
         origin : sequence of int
             Coordinates of the first cell.
         size : sequence of int
@@ -329,14 +350,14 @@ def scatter_to_volume(features: torch.Tensor, cells: torch.Tensor, size: Sequenc
     return volume.index_put(cells.unbind(1), features).movedim(-1, 1).contiguous()
 
 
-def offset_bounds(offsets: Offsets, unit: int, *, transposed: bool = False) -> tuple[list[int], list[int]]:
+def offset_bounds(offsets: Offsets, unit: Stride, *, transposed: bool = False) -> tuple[list[int], list[int]]:
     """Return the lowest and the highest offset along each dimension.
 
     Parameters
     ----------
     offsets : tuple of tuple of int
-    unit : int
-        Factor of the offsets, in cells of the finest grid.
+    unit : tuple of int
+        Factor of the offsets along each dimension, in cells of the finest grid.
     transposed : bool
         True if the offsets lead from inputs to outputs. Otherwise from outputs to inputs.
 
@@ -345,9 +366,34 @@ def offset_bounds(offsets: Offsets, unit: int, *, transposed: bool = False) -> t
     tuple of list and list
         From outputs to inputs, one entry for each spatial dimension.
     """
-    along = list(zip(*offsets, strict=True))
-    low, high = [unit * min(steps) for steps in along], [unit * max(steps) for steps in along]
+    along = list(zip(unit, zip(*offsets, strict=True), strict=True))
+    low, high = [size * min(steps) for size, steps in along], [size * max(steps) for size, steps in along]
     return ([-h for h in high], [-v for v in low]) if transposed else (low, high)
+
+
+def _finer_stride(sites: Sites, factors: Sequence[int]) -> Stride:
+    """Return the stride of the sites divided by the stride of a transposed layer."""
+    along = list(zip(sites.stride, factors, strict=True))
+    if any(s % f for s, f in along):
+        raise CoordinateError(
+            f"a transposed convolution of stride {factors} needs sites whose stride it divides, not {sites.stride}: "
+            f"give the SparseTensor coordinates in steps of {factors} and stride={factors}"
+        )
+    return tuple(s // f for s, f in along)
+
+
+def _output_shape(
+    shape: Sequence[int] | None, factors: Sequence[int], offsets: Offsets, *, transposed: bool
+) -> tuple[int, ...] | None:
+    """Return the number of output positions along each dimension; None if space has no borders."""
+    if shape is None:
+        return None
+    # With padding p on both sides, the lowest offset is -p and the highest dilation x (kernel size - 1) - p.
+    ends = [min(steps) + max(steps) for steps in zip(*offsets, strict=True)]
+    along = list(zip(shape, factors, ends, strict=True))
+    if transposed:
+        return tuple(max(0, (n - 1) * f + end + 1) for n, f, end in along)
+    return tuple(max(0, (n - end - 1) // f + 1) for n, f, end in along)
 
 
 def _get_or_make(cache: dict[Hashable, Any], key: Hashable, make: Callable[[], Value]) -> Value:

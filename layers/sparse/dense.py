@@ -28,7 +28,8 @@ def to_dense(
     x : SparseTensor
         The sites and their features.
     size : sequence of int, optional
-        Number of cells of the tensor's stride along each dimension (default: up to the last site).
+        Number of cells of the tensor's stride along each dimension (default: the spatial shape of ``x``, or up to the
+        last site if it has none).
     origin : sequence of int, optional
         Coordinates of the first cell (default: zeros).
 
@@ -47,7 +48,7 @@ def to_dense(
     manager, coords = x.coordinate_manager, x.sites.coords
     origin = (0,) * x.dimension if origin is None else tuple(origin)
     start = torch.tensor((0, *origin), device=coords.device)
-    step = torch.tensor((1, *(x.stride,) * x.dimension), device=coords.device)
+    step = torch.tensor((1, *x.sites.stride), device=coords.device)
     if len(origin) != x.dimension or (size is not None and len(size) != x.dimension):
         size_text = "" if size is None else f"size {tuple(size)} and "
         raise ShapeError(
@@ -55,6 +56,8 @@ def to_dense(
             "for each."
         )
     cells = (coords - start).div(step, rounding_mode="floor")
+    if size is None and not any(origin):
+        size = x.spatial_shape
     if size is None:
         ends = manager.gather_values((cells[:, 1:].amax(0) + 1).tolist() if len(cells) else [0] * x.dimension)
         size = [max(0, *along) for along in zip(*ends, strict=True)]
@@ -69,10 +72,12 @@ def to_dense(
             f"{tuple(size)} cells "
             f"at {list(origin)}. The first is {outside_sites[0][1][0]} (sample first)."
         )
-    return manager.dense_volume(x.features, cells, x.stride, origin, size)
+    return manager.dense_volume(x.features, cells, x.sites.stride, origin, size)
 
 
-def from_dense(volume: torch.Tensor, *, active: torch.Tensor | None = None, stride: int = 1) -> SparseTensor:
+def from_dense(
+    volume: torch.Tensor, *, active: torch.Tensor | None = None, stride: int | Sequence[int] = 1
+) -> SparseTensor:
     """Return the sites of a dense volume at which any feature is not zero, with these features.
 
     Differentiable in the features. Collective for a DistTensor: call on every rank.
@@ -83,8 +88,9 @@ def from_dense(volume: torch.Tensor, *, active: torch.Tensor | None = None, stri
         Features ``(B, C, ...)``.
     active : Tensor, optional
         Booleans ``(B, ...)``: the sites to take instead of those with features that are not zero.
-    stride : int
-        Edge of a cell in steps of the finest grid. Cell ``u`` gets the coordinates ``stride * u``.
+    stride : int or sequence of int
+        Edge of a cell in steps of the finest grid: one number, or one for each dimension. Cell ``u`` gets the
+        coordinates ``stride * u``.
 
     Returns
     -------
@@ -105,6 +111,6 @@ def from_dense(volume: torch.Tensor, *, active: torch.Tensor | None = None, stri
     if isinstance(volume, DistTensor):
         return sparse_from_blocks(volume, active, stride)
     cells = active.nonzero()
-    coords = torch.cat([cells[:, :1], cells[:, 1:] * stride], 1)
+    coords = torch.cat([cells[:, :1], cells[:, 1:] * torch.tensor(stride, device=cells.device)], 1)
     features = volume.movedim(1, -1)[cells.unbind(1)]
     return SparseTensor(coords, features, stride, batch_size=len(volume))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -27,7 +28,7 @@ from distconv.distribution import Distribution, block_range
 from distconv.errors import CoordinateError, DistributionError, ShapeError
 from distconv.grid import ProcessGrid
 from distconv.kernels.sparse import KernelMap, kernel_map, sorting_order
-from distconv.kernels.sparse.coordinates import Offsets
+from distconv.kernels.sparse.coordinates import Offsets, Stride, stride_per_dim
 from distconv.layers.common.alignment import replicate_parameter
 from distconv.placement import scatter as scatter_dense
 from distconv.tensor import DistTensor, to_distribution
@@ -123,7 +124,6 @@ class DistributedManager(CoordinateManager):
         inputs: Sites,
         outputs: Sites,
         offsets: Offsets,
-        dilation: int,
         *,
         transposed: bool = False,
     ) -> tuple[torch.Tensor, KernelMap]:
@@ -133,14 +133,14 @@ class DistributedManager(CoordinateManager):
 
         Parameters
         ----------
-        features, inputs, outputs, offsets, dilation, transposed
+        features, inputs, outputs, offsets, transposed
             As in :meth:`CoordinateManager.gather_needed`.
 
         Returns
         -------
         tuple of Tensor and KernelMap
         """
-        unit = (outputs if transposed else inputs).stride * dilation
+        unit = (outputs if transposed else inputs).stride
         low, high = offset_bounds(offsets, unit, transposed=transposed)
         reach = (inputs, tuple(low), tuple(high))
         if reach not in self._halos:
@@ -154,7 +154,7 @@ class DistributedManager(CoordinateManager):
             return kernel_map(halo.coords, outputs.coords, offsets, unit, sorting_order(halo.coords))
 
         # By halo and not by inputs: other offsets of the same extent share a halo, and its rows are those of the map.
-        pairs = self._cached_map((halo, outputs, offsets, dilation, transposed), make)
+        pairs = self._cached_map((halo, outputs, offsets, transposed), make)
         return halo.append_halo(self.local_rows(features)), pairs
 
     def local_rows(self, features: torch.Tensor) -> torch.Tensor:
@@ -201,7 +201,7 @@ class DistributedManager(CoordinateManager):
         return list(self.partition.grid.world.allgather(value))
 
     def dense_volume(
-        self, features: torch.Tensor, cells: torch.Tensor, stride: int, origin: Sequence[int], size: Sequence[int]
+        self, features: torch.Tensor, cells: torch.Tensor, stride: Stride, origin: Sequence[int], size: Sequence[int]
     ) -> DistTensor:
         """Return the dense volume ``(B, C, *size)`` in balanced blocks over the partition's grid. Collective.
 
@@ -215,7 +215,7 @@ class DistributedManager(CoordinateManager):
         DistTensor
         """
         grid, axes = self.partition.grid, COLUMNS[len(size)]
-        scales = [(1, 0), *((stride, start) for start in origin)]
+        scales = [(1, 0), *zip(stride, origin, strict=True)]
         ends = {}
         for axis, cuts, extent, (step, start) in zip(
             axes, self.partition.cuts, (self.batch_size, *size), scales, strict=True
@@ -282,7 +282,8 @@ def scatter(x: SparseTensor, grid: ProcessGrid, partition: Partition | None = No
     """
     # Ranks with other sites would compute other cuts and owners, and sites would be lost or doubled.
     digest = hashlib.blake2b(x.coords.cpu().contiguous().numpy().tobytes(), digest_size=16).hexdigest()
-    description = f"{tuple(x.shape)} {x.dtype}, stride {x.stride}, batch of {x.batch_size}, sites {digest}"
+    shape = f"shape {x.spatial_shape}, batch of {x.batch_size}"
+    description = f"{tuple(x.shape)} {x.dtype}, stride {x.stride}, {shape}, sites {digest}"
     cuts = "balanced" if partition is None else partition.cuts
     check_same_on_all_ranks(grid.world, "sparse scatter", f"{description}, cuts {cuts}")
     parts = partition or Partition.balanced(grid, x.coords)
@@ -292,7 +293,7 @@ def scatter(x: SparseTensor, grid: ProcessGrid, partition: Partition | None = No
     owners = parts.owners(x.coords)
     order = owners.argsort(stable=True)
     manager = DistributedManager(x.batch_size, parts)
-    sites = Sites(x.coords[owners == grid.rank], x.stride)
+    sites = replace(x.sites, coords=x.coords[owners == grid.rank], source=None)
     return SparseTensor.on(sites, manager, scatter_dense(x.features[order], manager.layout(sites)))
 
 
@@ -321,7 +322,8 @@ def gather(x: SparseTensor) -> SparseTensor:
     # Sorted, so that the result does not depend on the partition.
     order = sorting_order(coords)
     features = x.features.gather() if isinstance(x.features, DistTensor) else x.features
-    return SparseTensor(coords[order], features[order], x.stride, batch_size=x.batch_size)
+    sites = Sites(coords[order], x.sites.stride, is_sorted=True, spatial_shape=x.spatial_shape)
+    return SparseTensor.on(sites, CoordinateManager(x.batch_size), features[order])
 
 
 def from_local(coords: torch.Tensor, features: torch.Tensor, partition: Partition, batch_size: int) -> SparseTensor:
@@ -369,7 +371,7 @@ def from_local(coords: torch.Tensor, features: torch.Tensor, partition: Partitio
     return SparseTensor.on(local.sites, manager, manager.wrap_features(features, local.sites))
 
 
-def sparse_from_blocks(volume: DistTensor, active: torch.Tensor, stride: int) -> SparseTensor:
+def sparse_from_blocks(volume: DistTensor, active: torch.Tensor, stride: int | Sequence[int]) -> SparseTensor:
     """Return the active sites of a dense volume, each on the rank whose block of the volume contains it.
 
     Collective: call on every rank.
@@ -380,8 +382,8 @@ def sparse_from_blocks(volume: DistTensor, active: torch.Tensor, stride: int) ->
         (B, C, ...).
     active : Tensor or DistTensor
         Booleans (B, ...).
-    stride : int
-        Edge of a cell, in cells of the finest grid.
+    stride : int or sequence of int
+        Edge of a cell, in cells of the finest grid: one number, or one for each dimension.
 
     Returns
     -------
@@ -392,7 +394,8 @@ def sparse_from_blocks(volume: DistTensor, active: torch.Tensor, stride: int) ->
     block = volume.redistribute(owned)
     mask = to_distribution(active, Distribution(grid, axes)).local
     extents = (volume.shape[0], *volume.shape[2:])
-    steps = (1, *(stride,) * (len(axes) - 1))
+    strides = stride_per_dim(stride, len(axes) - 1)
+    steps = (1, *strides)
     # The edges of the volume's balanced blocks, in steps of the finest grid: no site has to move.
     cuts = tuple(
         tuple(block_range(extent, parts, index).start * step for index in range(1, parts))
@@ -402,6 +405,6 @@ def sparse_from_blocks(volume: DistTensor, active: torch.Tensor, stride: int) ->
     cells = mask.nonzero()
     samples, _, *space = owned.box(None, volume.shape)
     first = torch.tensor([samples.start, *(interval.start for interval in space)], device=cells.device)
-    sites = Sites((cells + first) * torch.tensor(steps, device=cells.device), stride)
+    sites = Sites((cells + first) * torch.tensor(steps, device=cells.device), strides)
     features = block.local.movedim(1, -1)[cells.unbind(1)]
     return SparseTensor.on(sites, manager, manager.wrap_features(features, sites))

@@ -22,11 +22,11 @@ from distconv.kernels.sparse import (
 )
 
 from .tensor import SparseTensor
-from .windows import check_input, check_window, sizes_per_dim
+from .windows import check_dimension, check_input, sizes_per_dim
 
 
 class _WindowPool(nn.Module):
-    """Pooling of the active sites in windows [stride u - padding, stride u - padding + kernel_size) of cells.
+    """Pooling of the active sites in windows, which begin at cell stride u - padding for the output site u.
 
     With stride 1 the output sites u are those of the input. With a larger stride they are the coarse cells that hold
     sites.
@@ -35,11 +35,16 @@ class _WindowPool(nn.Module):
     ----------
     kernel_size : int or sequence of int
         Size of a window, in cells.
-    stride : int, optional
-        Default: ``kernel_size``, which must be one integer then.
+    stride : int or sequence of int, optional
+        Default: ``kernel_size``.
     dimension : int
         Number of spatial dimensions.
     padding : int or sequence of int
+    dilation : int or sequence of int
+        Distance of the cells of a window.
+    all_windows : bool
+        True for an output at every site whose window holds an input, as in spconv and in :class:`SparseConv`. Otherwise
+        see above.
 
     Raises
     ------
@@ -50,30 +55,31 @@ class _WindowPool(nn.Module):
     def __init__(
         self,
         kernel_size: int | Sequence[int],
-        stride: int | None = None,
+        stride: int | Sequence[int] | None = None,
         dimension: int = 3,
         *,
         padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        all_windows: bool = False,
     ) -> None:
         super().__init__()
-        if stride is None:
-            if not isinstance(kernel_size, int):
-                raise ValueError(f"kernel_size={kernel_size}: a window of different sizes requires a stride")
-            stride = kernel_size
-        check_window(dimension, stride=stride)
-        self.kernel_size, self.padding = (
-            sizes_per_dim(kernel_size, dimension),
-            sizes_per_dim(padding, dimension, "padding", 0),
-        )
-        self.stride, self.dimension = stride, dimension
-        self.offsets = box_offsets(self.kernel_size, self.padding)
+        check_dimension(dimension)
+        self.kernel_size = sizes_per_dim(kernel_size, dimension)
+        self.stride = self.kernel_size if stride is None else sizes_per_dim(stride, dimension, "stride")
+        self.padding = sizes_per_dim(padding, dimension, "padding", 0)
+        self.dilation = sizes_per_dim(dilation, dimension, "dilation")
+        self.dimension, self.all_windows = dimension, all_windows
+        self.offsets = box_offsets(self.kernel_size, self.padding, self.dilation)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         """Return the pooled features of ``x`` on the output sites."""
         check_input(x, self.dimension)
         manager = x.coordinate_manager
-        sites = manager.coarser_sites(x.sites, self.stride)
-        features, pairs = manager.gather_needed(x.features, x.sites, sites, self.offsets, 1)
+        if self.all_windows:
+            sites = manager.reached_sites(x.sites, self.stride, self.offsets)
+        else:
+            sites = manager.coarser_sites(x.sites, self.stride)
+        features, pairs = manager.gather_needed(x.features, x.sites, sites, self.offsets)
         return SparseTensor.on(sites, manager, manager.wrap_features(self.pool(features, pairs), sites))
 
     @staticmethod
@@ -83,7 +89,8 @@ class _WindowPool(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the options that the module's representation shows."""
-        return f"{self.kernel_size}, stride={self.stride}, dimension={self.dimension}, padding={self.padding}"
+        given = f"stride={self.stride}, dimension={self.dimension}, padding={self.padding}, dilation={self.dilation}"
+        return f"{self.kernel_size}, {given}" + (", all_windows" if self.all_windows else "")
 
 
 class SparseMaxPool(_WindowPool):

@@ -2,7 +2,7 @@
 
 A pipeline divides a mini-batch by rows and sends plain tensors between stages. So its input is a cloud packed by
 :func:`packed`, with a row for each sample. Stages send coordinates, which are integers without a gradient, then
-features, and then stride and batch size. In backward only the gradients of features are sent.
+features, and then batch size, stride and spatial shape. In backward only the gradients of features are sent.
 
 ::
 
@@ -17,6 +17,7 @@ Source: Zhai et al. 2020 (SparsePipe), III-B (coordinates and features between s
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ def packed(x: SparseTensor) -> torch.Tensor:
     Parameters
     ----------
     x : SparseTensor
-        Its stride is 1.
+        Its stride is 1, and it has no spatial shape.
 
     Returns
     -------
@@ -45,13 +46,14 @@ def packed(x: SparseTensor) -> torch.Tensor:
     Raises
     ------
     CoordinateError
-        If the dtype cannot represent a coordinate, or the stride is not 1.
+        If the dtype cannot represent a coordinate, the stride is not 1, or there is a spatial shape.
     """
     # Up to 2 / eps a dtype represents all integers.
     space, limit = x.sites.coords[:, 1:], 2 / torch.finfo(x.dtype).eps
-    if x.stride != 1 or (len(space) and int(space.abs().max()) > limit):
+    if x.stride != 1 or x.spatial_shape is not None or (len(space) and int(space.abs().max()) > limit):
         raise CoordinateError(
-            f"packed: sites must have stride 1, and coordinates up to {limit:.0f} in {x.dtype} ({x!r})"
+            f"packed: sites must have stride 1 and no spatial shape, and coordinates up to {limit:.0f} in {x.dtype} "
+            f"({x!r})"
         )
     x = _sort_sites(x)
     samples = x.sites.coords[:, 0]
@@ -81,7 +83,7 @@ def unpacked(rows: torch.Tensor, dimension: int) -> SparseTensor:
     samples, positions = (rows[..., 0] != 0).nonzero(as_tuple=True)
     sites = rows[samples, positions]
     coords = torch.cat([samples[:, None], sites[:, 1 : 1 + dimension].long()], 1)
-    return _from_checked(coords, sites[:, 1 + dimension :], 1, len(rows))
+    return _from_checked(Sites(coords, (1,) * dimension, is_sorted=True), sites[:, 1 + dimension :], len(rows))
 
 
 class SparseStage(nn.Module):
@@ -146,7 +148,8 @@ def _flatten_values(values: Iterable[SparseTensor | torch.Tensor]) -> Iterator[t
         if isinstance(value, SparseTensor):
             # The receiver assumes sorted sites, and does not sort them again.
             x = _sort_sites(value)
-            yield from (x.sites.coords, x.features, torch.tensor([x.stride, x.batch_size], device=x.device))
+            sizes = [x.batch_size, *x.sites.stride, *(x.spatial_shape or ())]
+            yield from (x.sites.coords, x.features, torch.tensor(sizes, device=x.device))
         else:
             yield value
 
@@ -158,16 +161,21 @@ def _unflatten_values(tensors: Iterable[torch.Tensor]) -> Iterator[SparseTensor 
         if tensor.is_floating_point():
             yield tensor
         else:
-            features, sizes = next(left), next(left)
-            yield _from_checked(tensor, features, *sizes.tolist())
+            features, (batch_size, *sizes) = next(left), next(left).tolist()
+            dimension = tensor.shape[1] - 1
+            stride, shape = tuple(sizes[:dimension]), tuple(sizes[dimension:]) or None
+            yield _from_checked(Sites(tensor, stride, is_sorted=True, spatial_shape=shape), features, batch_size)
 
 
 def _sort_sites(x: SparseTensor) -> SparseTensor:
     """Return ``x`` with its sites sorted."""
     order = x.sites.order
-    return x if order is None else _from_checked(x.sites.coords[order], x.features[order], x.stride, x.batch_size)
+    if order is None:
+        return x
+    sites = replace(x.sites, coords=x.sites.coords[order], source=None, is_sorted=True)
+    return _from_checked(sites, x.features[order], x.batch_size)
 
 
-def _from_checked(coords: torch.Tensor, features: torch.Tensor, stride: int, batch_size: int) -> SparseTensor:
-    """Return a tensor on sorted sites that another stage has checked."""
-    return SparseTensor.on(Sites(coords, stride, is_sorted=True), CoordinateManager(batch_size), features)
+def _from_checked(sites: Sites, features: torch.Tensor, batch_size: int) -> SparseTensor:
+    """Return a tensor on sites that another stage has checked."""
+    return SparseTensor.on(sites, CoordinateManager(batch_size), features)

@@ -5,8 +5,8 @@ Sites and kernel maps are stored in a coordinate manager, which also handles sit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from distconv.errors import CoordinateError, ShapeError
 from distconv.kernels.sparse import check_coordinates
+from distconv.kernels.sparse.coordinates import is_in_volume, stride_per_dim
 
 from . import functions
 from .coordinate_manager import CoordinateManager, Sites
@@ -36,8 +37,8 @@ class SparseTensor:
         for the cell whose lower corner it is. N may be 0.
     features : Tensor
         (N, C), on the same device.
-    stride : int
-        Edge of a cell, in cells of the finest grid.
+    stride : int or sequence of int
+        Edge of a cell, in cells of the finest grid: one number, or one for each dimension.
     batch_size : int, optional
         Number of samples, including those without sites (default: the highest index + 1).
 
@@ -51,15 +52,18 @@ class SparseTensor:
     """
 
     def __init__(
-        self, coords: torch.Tensor, features: torch.Tensor, stride: int = 1, *, batch_size: int | None = None
+        self,
+        coords: torch.Tensor,
+        features: torch.Tensor,
+        stride: int | Sequence[int] = 1,
+        *,
+        batch_size: int | None = None,
     ) -> None:
-        if stride < 1:
-            raise CoordinateError(f"stride={stride}: the stride of a sparse tensor must be at least 1")
         coords = check_coordinates(coords, stride, batch_size)
         if batch_size is None:
             batch_size = int(coords[:, 0].max()) + 1 if len(coords) else 0
         self.coordinate_manager = CoordinateManager(batch_size)
-        self.sites = Sites(coords, stride)
+        self.sites = Sites(coords, stride_per_dim(stride, coords.shape[1] - 1))
         self.features = self._check_features(features)
         _ = self.sites.order  # finds sites that occur twice
 
@@ -97,6 +101,42 @@ class SparseTensor:
         """
         return SparseTensor.on(self.sites, self.coordinate_manager, features)
 
+    def with_spatial_shape(self, shape: int | Sequence[int] | None) -> SparseTensor:
+        """Return the same sites and features in a space with borders.
+
+        Layers with ``all_windows`` have outputs only within the borders, as dense layers and spconv have. Other layers
+        keep the borders.
+
+        Collective for a tensor that is split over ranks: call on every rank.
+
+        Parameters
+        ----------
+        shape : int, sequence of int or None
+            Number of cells of the tensor's stride along each dimension, from coordinate 0. None for no borders.
+
+        Returns
+        -------
+        SparseTensor
+
+        Raises
+        ------
+        CoordinateError
+            If a site lies outside, or ``shape`` is not a positive integer for each dimension.
+        """
+        manager, coords = self.coordinate_manager, self.sites.coords
+        if shape is not None:
+            shape = (shape,) * self.dimension if isinstance(shape, int) else tuple(shape)
+            if len(shape) != self.dimension or not all(isinstance(n, int) and n > 0 for n in shape):
+                raise CoordinateError(f"spatial shape {shape}: pass a positive integer for each dimension")
+            # Counts of all ranks, so that all raise the same error.
+            outside = sum(manager.gather_values(int((~is_in_volume(coords, shape, self.sites.stride)).sum())))
+            if outside:
+                raise CoordinateError(
+                    f"{outside} of {self.shape[0]} sites lie outside the spatial shape {shape} in cells of stride "
+                    f"{self.stride}. Pass a larger shape, or shift the coordinates to begin at 0."
+                )
+        return SparseTensor.on(replace(self.sites, spatial_shape=shape), manager, self.features)
+
     def _check_features(self, features: torch.Tensor) -> torch.Tensor:
         rows = self.coordinate_manager.row_count(self.sites)
         if features.ndim != 2 or features.shape[0] != rows:
@@ -115,9 +155,14 @@ class SparseTensor:
         return self.coordinate_manager.row_coords(self.sites)
 
     @property
-    def stride(self) -> int:
-        """Edge of a cell, in cells of the finest grid."""
-        return self.sites.stride
+    def stride(self) -> int | tuple[int, ...]:
+        """Edge of a cell, in cells of the finest grid: one number, or one for each dimension if they differ."""
+        return self.sites.stride[0] if len(set(self.sites.stride)) == 1 else self.sites.stride
+
+    @property
+    def spatial_shape(self) -> tuple[int, ...] | None:
+        """Number of cells along each dimension, from coordinate 0; None if space has no borders."""
+        return self.sites.spatial_shape
 
     @property
     def dimension(self) -> int:
@@ -181,7 +226,7 @@ class SparseTensor:
         features = self.features.to(*args, **kwargs)
         if features.device == self.device:
             return self.replace(features)
-        sites = Sites(self.sites.coords.to(features.device), self.stride)
+        sites = replace(self.sites, coords=self.sites.coords.to(features.device), source=None)
         return SparseTensor.on(sites, CoordinateManager(self.batch_size), features)
 
     @classmethod
@@ -194,7 +239,8 @@ class SparseTensor:
         tensors = [x for x in operands if isinstance(x, SparseTensor)]
         if not tensors or any(isinstance(x, SparseTensor) for x in (kwargs or {}).values()):
             functions.raise_unsupported(func, "of a sparse tensor that is given by keyword or in a list")
-        if not all(x.sites.has_same_sites(tensors[0].sites) for x in tensors):
+        manager = tensors[0].coordinate_manager
+        if not all([manager.has_same_sites(x.sites, tensors[0].sites) for x in tensors]):
             functions.raise_unsupported(func, "of sparse tensors on different sites")
         features = [x.features if isinstance(x, SparseTensor) else x for x in operands]
         arguments = (features, *args[1:]) if func is torch.cat else features
@@ -235,7 +281,8 @@ class SparseTensor:
 class _Origin:
     """The part of a SparseTensor that is not a leaf of its tree. Sites and manager are reused for equal coordinates."""
 
-    stride: int
+    stride: tuple[int, ...]
+    spatial_shape: tuple[int, ...] | None
     batch_size: int
     sites: Sites = field(compare=False)
     manager: CoordinateManager = field(compare=False)
@@ -243,7 +290,9 @@ class _Origin:
 
 def _flatten(x: SparseTensor) -> tuple[list[Any], _Origin]:
     """Return coordinates and features as leaves, because both change from batch to batch."""
-    return [x.sites.coords, x.features], _Origin(x.stride, x.batch_size, x.sites, x.coordinate_manager)
+    return [x.sites.coords, x.features], _Origin(
+        x.sites.stride, x.spatial_shape, x.batch_size, x.sites, x.coordinate_manager
+    )
 
 
 def _unflatten(leaves: Iterable[Any], origin: _Origin) -> SparseTensor:
@@ -254,7 +303,8 @@ def _unflatten(leaves: Iterable[Any], origin: _Origin) -> SparseTensor:
     if coords is origin.sites.coords:
         tensor.sites, tensor.coordinate_manager = origin.sites, origin.manager
     else:
-        tensor.sites, tensor.coordinate_manager = Sites(coords, origin.stride), CoordinateManager(origin.batch_size)
+        tensor.sites = Sites(coords, origin.stride, spatial_shape=origin.spatial_shape)
+        tensor.coordinate_manager = CoordinateManager(origin.batch_size)
     tensor.features = features
     return tensor
 

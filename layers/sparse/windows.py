@@ -46,25 +46,20 @@ def sizes_per_dim(
     return sizes
 
 
-def check_window(dimension: int, *, stride: int, dilation: int = 1) -> None:
-    """Check the number of dimensions, the stride and the dilation of a layer.
+def check_dimension(dimension: int) -> None:
+    """Check the number of dimensions of a layer.
 
     Parameters
     ----------
     dimension : int
-    stride : int
-    dilation : int
 
     Raises
     ------
     ValueError
-        If the number of dimensions is not supported, or stride or dilation is not a positive integer.
+        If the number of dimensions is not supported.
     """
     if not 1 <= dimension <= MAX_DIMENSION:
         raise ValueError(f"dimension={dimension}: sparse layers have 1 to {MAX_DIMENSION} dimensions")
-    for name, value in (("stride", stride), ("dilation", dilation)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}={value}: must be one positive integer for all dimensions")
 
 
 def to_offsets(offsets: Sequence[Sequence[int]], dimension: int) -> Offsets:

@@ -191,14 +191,13 @@ class _RecordingManager(CoordinateManager):
         inputs: Sites,
         outputs: Sites,
         offsets: Offsets,
-        dilation: int,
         *,
         transposed: bool = False,
     ) -> tuple[torch.Tensor, KernelMap]:
         """Return the needed features, as in the base class, and store the window."""
-        features, pairs = super().gather_needed(features, inputs, outputs, offsets, dilation, transposed=transposed)
-        low, high = offset_bounds(offsets, (outputs if transposed else inputs).stride * dilation, transposed=transposed)
-        key = (inputs, outputs, offsets, dilation, transposed)
+        features, pairs = super().gather_needed(features, inputs, outputs, offsets, transposed=transposed)
+        low, high = offset_bounds(offsets, (outputs if transposed else inputs).stride, transposed=transposed)
+        key = (inputs, outputs, offsets, transposed)
         self._asked = {
             "inputs": inputs,
             "channels": features.shape[1],

@@ -22,9 +22,8 @@ def normal(*shape, seed=0):
 
 def random_coords(rng, dimension, *, samples=(0, 2), stride=1, sites=12, reach=3):
     """Distinct rows in no order; samples that are not named have none."""
-    rows = {
-        (rng.choice(samples), *(stride * rng.randint(-reach, reach) for _ in range(dimension))) for _ in range(sites)
-    }
+    strides = (stride,) * dimension if isinstance(stride, int) else stride
+    rows = {(rng.choice(samples), *(s * rng.randint(-reach, reach) for s in strides)) for _ in range(sites)}
     rows = sorted(rows)
     rng.shuffle(rows)
     return torch.tensor(rows, dtype=torch.long).reshape(-1, 1 + dimension)
@@ -39,7 +38,7 @@ def random_cloud(rng, dimension, channels, *, stride=1, sites=12, dtype=torch.fl
 def volume(x, far=FAR_SITES):
     """The cells of ``x`` (B, C, 2 far, ...), that at the origin in the middle."""
     dense = x.features.new_zeros(x.batch_size, *[2 * far] * x.dimension, x.shape[1])
-    cells = x.coords[:, 1:] // x.stride + far
+    cells = x.coords[:, 1:] // torch.tensor(x.sites.stride) + far
     return dense.index_put((x.coords[:, 0], *cells.unbind(1)), x.features).movedim(-1, 1)
 
 
@@ -52,32 +51,29 @@ def values_at(dense, coords, origin):
 def dense_convolution(x, layer, out):
     """Return the results of torch's own convolution at the sites of ``out``."""
     kernel, d, s = layer.weight.shape[2:], layer.dilation, layer.stride
-    before = [d * ((k - 1) // 2) for k in kernel]
-    cells = torch.cat([out.coords[:, :1], out.coords[:, 1:] // out.stride], 1)
+    options = {"stride": s, "dilation": d, "groups": layer.groups}
+    before = [-min(steps) for steps in zip(*layer.offsets, strict=True)]
+    cells = torch.cat([out.coords[:, :1], out.coords[:, 1:] // torch.tensor(out.sites.stride)], 1)
     if layer.transposed:
-        dense = TRANSPOSED[x.dimension](volume(x), layer.weight.contiguous(), layer.bias, stride=s, dilation=d)
-        return values_at(dense, cells, [s * FAR_SITES + p for p in before])
-    borders = [(p, d * (k - 1) - p) for p, k in zip(before, kernel, strict=True)]
+        dense = TRANSPOSED[x.dimension](volume(x), layer.weight.contiguous(), layer.bias, **options)
+        return values_at(dense, cells, [step * FAR_SITES + p for p, step in zip(before, s, strict=True)])
+    borders = [(p, e * (k - 1) - p) for p, k, e in zip(before, kernel, d, strict=True)]
     padded = F.pad(volume(x), list(itertools.chain(*borders[::-1])))
-    return values_at(
-        FORWARD[x.dimension](padded, layer.weight.contiguous(), layer.bias, stride=s, dilation=d),
-        cells,
-        [FAR_SITES // s] * x.dimension,
-    )
+    dense = FORWARD[x.dimension](padded, layer.weight.contiguous(), layer.bias, **options)
+    return values_at(dense, cells, [FAR_SITES // step for step in s])
 
 
 def brute_force(x, layer, out):
     """The sum over the offsets of what a dictionary of the input's sites holds there, site by site."""
-    unit = layer.dilation * (out.stride if layer.transposed else x.stride)
+    unit = out.sites.stride if layer.transposed else x.sites.stride
     rows = {tuple(row): n for n, row in enumerate(x.coords.tolist())}
     sign = -1 if layer.transposed else 1
-    weight = layer.weight.flatten(2)
-    weight = weight if layer.transposed else weight.transpose(0, 1)
+    weight = torch.stack([torch.block_diag(*matrix.reshape(-1, *matrix.shape[-2:])) for matrix in layer.matrices], 2)
     features = []
     for sample, *u in out.coords.tolist():
         total = torch.zeros(layer.out_channels, dtype=x.dtype) if layer.bias is None else layer.bias
         for k, offset in enumerate(layer.offsets):
-            site = (sample, *(c + sign * unit * o for c, o in zip(u, offset, strict=True)))
+            site = (sample, *(c + sign * step * o for c, o, step in zip(u, offset, unit, strict=True)))
             if site in rows:
                 total = total + x.features[rows[site]] @ weight[:, :, k]
         features.append(total)

@@ -37,7 +37,7 @@ def test_a_transposed_convolution_may_go_back_several_levels_at_once():
     deep = SparseMaxPool(2)(SparseMaxPool(2)(x))
     assert deep.stride == 4
     assert SparseConv(2, 2, 4, 4, transposed=True).double()(deep).sites is x.sites
-    assert SparseConv(2, 2, 2, 2, transposed=True).double()(deep).sites is deep.sites.finer
+    assert SparseConv(2, 2, 2, 2, transposed=True).double()(deep).sites is deep.sites.source
 
 
 def test_paths_that_part_and_meet_have_the_same_sites():

@@ -12,7 +12,7 @@ from torch import nn
 
 import distconv as dc
 from distconv.layers import sparse
-from distconv.layers.sparse import Partition, SparseConv, SparseGlobalPool, SparseTensor
+from distconv.layers.sparse import Partition, SparseAvgPool, SparseConv, SparseGlobalPool, SparseMaxPool, SparseTensor
 from tests.distconv.layouts import grid_over, raises_everywhere
 from tests.layers.sparse.clouds import normal, random_cloud, random_coords, rng_of
 
@@ -43,7 +43,7 @@ def check_same_as_one_process(grid, model, x, partition=None):
     model, distributed_model = copy.deepcopy(model), copy.deepcopy(model)
     given, features = (x.features.detach().clone().requires_grad_() for _ in range(2))
     expected = model(x.replace(given))
-    split = sparse.scatter(SparseTensor(x.coords, features, x.stride, batch_size=x.batch_size), grid, partition)
+    split = sparse.scatter(x.replace(features), grid, partition)
     found = distributed_model(split)
     if isinstance(expected, SparseTensor):
         assert isinstance(found.features, dc.DistTensor)
@@ -129,6 +129,41 @@ def test_what_goes_down_and_comes_back_up_has_the_finer_sites(comm):
     for grid in grids(comm, 3):
         torch.manual_seed(1)
         check_same_as_one_process(grid, Down().double(), random_cloud(rng_of("down"), 3, 2, sites=60))
+
+
+@pytest.mark.parametrize("borders", [None, (9, 8, 10)])
+def test_sizes_by_dimension_and_all_windows(comm, borders):
+    torch.manual_seed(2)
+    windows = {"padding": (1, 0, 2), "all_windows": True}
+    model = nn.Sequential(
+        SparseConv(4, 4, (3, 1, 2), (2, 1, 3), groups=2, **windows),
+        SparseMaxPool((1, 3, 2), (1, 2, 1), padding=(0, 1, 0)),
+        SparseConv(4, 3, (1, 3, 2), (1, 2, 1), transposed=True),
+        SparseConv(3, 2, (3, 1, 2), (2, 1, 3), transposed=True, padding=(1, 0, 2)),
+        SparseAvgPool(2, 1, padding=1, all_windows=True),
+    ).double()
+    # Samples 1 and 3 have no sites.
+    coords = random_coords(rng_of("by dimension"), 3, sites=50) + torch.tensor([0, 3, 3, 3])
+    x = SparseTensor(coords, normal(len(coords), 4).requires_grad_(), batch_size=4).with_spatial_shape(borders)
+    assert model(x).spatial_shape == (borders and (10, 9, 11))
+    assert model[0](x).stride == (2, 1, 3)
+    for grid in grids(comm, 3):
+        check_same_as_one_process(grid, model, x)
+
+
+@pytest.mark.ranks(at_least=2)
+def test_sites_that_differ_on_one_rank_raise_on_all(comm):
+    grid = grid_over(comm, w=comm.size)
+    partition = Partition(grid, ((), tuple(range(1, comm.size))))
+    x, y = (SparseTensor(torch.tensor([[0, 0], [0, last]]), normal(2, 1), batch_size=1) for last in (10, 11))
+    x, y = (sparse.scatter(each, grid, partition) for each in (x, y))
+    raises_everywhere(comm, dc.UnsupportedOperation, "different sites", lambda: x + y)
+    raises_everywhere(
+        comm,
+        dc.CoordinateError,
+        r"1 of 2 sites lie outside the spatial shape \(10,\)",
+        partial(x.with_spatial_shape, 10),
+    )
 
 
 def test_ranks_without_sites_take_part(comm):

@@ -60,6 +60,22 @@ def test_pooling_equals_pooling_of_a_volume_at_its_sites(kind, dimension, window
     torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation"), [(3, 2, 1, 1), ((3, 2), (1, 3), (1, 0), (2, 3))])
+def test_all_windows_within_borders_are_torchs_max_pooling(kernel, stride, padding, dilation):
+    volume, active = volume_and_sites(2)
+    x = from_dense(volume, active=active).with_spatial_shape(12)
+    y = SparseMaxPool(kernel, stride, 2, padding=padding, dilation=dilation, all_windows=True)(x)
+    lowest = volume.masked_fill(~active[:, None], float("-inf"))
+    expected = F.max_pool2d(lowest, kernel, stride, padding, dilation)
+    found = to_dense(y)
+    assert y.spatial_shape == expected.shape[2:]
+    assert len(y.coords) == (~expected.isinf()).any(1).sum()
+    torch.testing.assert_close(found, torch.where(expected.isinf(), 0, expected), rtol=1e-12, atol=1e-12)
+    direction = normal(*found.shape, seed=5)
+    a, b = (torch.autograd.grad(out, volume, direction * ~expected.isinf())[0] for out in (found, expected))
+    torch.testing.assert_close(a, b * active[:, None], rtol=1e-12, atol=1e-12)
+
+
 def test_windows_may_differ_by_dimension_and_have_four():
     coords = torch.tensor([[0, 0, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 0, 1]])
     x = SparseTensor(coords, torch.tensor([[1.0], [2.0], [3.0]]))
@@ -75,10 +91,11 @@ def test_the_size_of_a_volume_stays_through_pooling():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: SparseMaxPool((2, 2, 1)), "of different sizes requires a stride"),
+        (lambda: SparseMaxPool((2, 2)), r"kernel_size=\(2, 2\): .* one for each of 3 dimensions"),
         (lambda: SparseMaxPool(0, 1), "kernel_size=0"),
         (lambda: SparseMaxPool(2, padding=-1), "padding=-1: pass an integer of at least 0"),
         (lambda: SparseAvgPool(2, stride=-2), "stride=-2"),
+        (lambda: SparseAvgPool(2, dilation=0), "dilation=0"),
         (lambda: SparseGlobalPool("mean"), "mode='mean': choose one of avg, max, sum"),
     ],
 )

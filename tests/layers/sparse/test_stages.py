@@ -38,8 +38,9 @@ def test_coordinates_that_a_dtype_does_not_hold_raise():
     x = SparseTensor(torch.tensor([[0, 1 << 25]]), torch.zeros(1, 1))
     with pytest.raises(dc.CoordinateError, match=r"coordinates up to 16777216 in torch\.float32"):
         packed(x)
-    with pytest.raises(dc.CoordinateError, match="stride 1"):
-        packed(SparseTensor(torch.tensor([[0, 2]]), torch.zeros(1, 1), 2))
+    for other in (SparseTensor(torch.tensor([[0, 2]]), torch.zeros(1, 1), 2), x.with_spatial_shape(1 << 26)):
+        with pytest.raises(dc.CoordinateError, match="stride 1 and no spatial shape"):
+            packed(other)
 
 
 class _Fork(nn.Module):
@@ -62,6 +63,19 @@ def test_several_values_cross_between_stages_and_sites_are_not_looked_at_again(m
     values = first(rows)
     assert len(values) == 3 + 3 + 1
     torch.testing.assert_close(second(*values), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("borders", [None, (5, 8)])
+def test_strides_and_borders_reach_the_next_stage(borders):
+    class Enter(nn.Module):
+        def forward(self, x):
+            return SparseTensor(x.coords * torch.tensor([1, 1, 2]), x.features, (1, 2)).with_spatial_shape(borders)
+
+    x = SparseTensor(torch.tensor([[0, 4, 7], [2, 0, 1]]), normal(2, 1))
+    first, second = as_stages([Enter(), nn.Identity()], 2)
+    ours = second(*first(packed(x)))
+    assert torch.equal(ours[0], x.coords * torch.tensor([1, 1, 2]))
+    assert ours[2].tolist() == [3, 1, 2, *(borders or ())]
 
 
 def test_a_stage_may_begin_with_a_plain_tensor():

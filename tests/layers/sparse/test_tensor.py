@@ -55,6 +55,8 @@ def test_trailing_samples_without_sites_count_if_the_batch_size_says_so():
         (ROWS, normal(3, 1), {"batch_size": 2}, dc.CoordinateError, "beyond batch_size=2"),
         (ROWS, normal(3, 1), {"stride": 2}, dc.CoordinateError, "no multiples of the stride 2"),
         (ROWS, normal(3, 1), {"stride": 0}, dc.CoordinateError, "stride=0"),
+        (ROWS, normal(3, 1), {"stride": (1, 1, 1)}, dc.CoordinateError, "one for each of 2 dimensions"),
+        (ROWS, normal(3, 1), {"stride": (4, 2)}, dc.CoordinateError, r"2 of 3 .* multiples of the stride \(4, 2\)"),
         (ROWS * torch.tensor([1, 1 << 40, 1 << 40]), normal(3, 1), {}, dc.CoordinateError, "span 3 x"),
         (ROWS, normal(4, 1), {}, dc.ShapeError, r"shape \(4, 1\); 3 sites require \(3, channels\)"),
         (ROWS, normal(3), {}, dc.ShapeError, r"shape \(3,\); 3 sites"),
@@ -72,6 +74,19 @@ def test_replace_keeps_sites_and_checks_the_features():
     assert y.sites is x.sites and y.coordinate_manager is x.coordinate_manager
     with pytest.raises(dc.ShapeError, match="3 sites require"):
         x.replace(normal(2, 4))
+
+
+def test_a_stride_may_differ_by_dimension_and_a_space_may_have_borders():
+    x = SparseTensor(torch.tensor([[0, 4, 3], [1, 0, 9]]), normal(2, 1), (2, 3))
+    assert x.stride == (2, 3) and x.spatial_shape is None
+    y = x.with_spatial_shape((3, 4))
+    assert y.spatial_shape == (3, 4) and y.replace(y.features + 1).spatial_shape == (3, 4)
+    assert SparseConv(1, 1, 3, dimension=2).double()(y).spatial_shape == (3, 4)
+    assert y.to("meta").spatial_shape == (3, 4)
+    assert y.with_spatial_shape(None).spatial_shape is None
+    for shape, says in (((2, 4), "1 of 2 sites lie outside"), ((3, 3), "1 of 2"), ((0, 4), "positive"), ((3,), "each")):
+        with pytest.raises(dc.CoordinateError, match=says):
+            x.with_spatial_shape(shape)
 
 
 def test_to_converts_the_features_and_moves_both():
@@ -120,13 +135,14 @@ def test_different_sites_may_not_meet(other):
 
 
 def test_it_is_a_tree_of_coordinates_and_features():
-    x = SparseTensor(ROWS * 2, normal(3, 2), 2, batch_size=5)
+    x = SparseTensor(ROWS * torch.tensor([1, 2, 6]), normal(3, 2), (2, 6), batch_size=5)
     leaves, spec = pytree.tree_flatten({"x": x})
     assert leaves[0] is x.coords and leaves[1] is x.features
     again = pytree.tree_unflatten(leaves, spec)["x"]
     assert again.sites is x.sites and again.coordinate_manager is x.coordinate_manager
-    received = pytree.tree_unflatten([leaves[0].clone() + 2, leaves[1]], spec)["x"]
+    moved = leaves[0] + torch.tensor([0, 2, 6])
+    received = pytree.tree_unflatten([moved, leaves[1]], spec)["x"]
     layer = SparseConv(2, 3, 3, dimension=2, stride=2).double()
-    assert (received.stride, received.batch_size) == (2, 5)
-    assert torch.equal(layer(received).features, layer(SparseTensor(ROWS * 2 + 2, x.features, 2)).features)
+    assert (received.stride, received.batch_size) == ((2, 6), 5)
+    assert torch.equal(layer(received).features, layer(SparseTensor(moved, x.features, (2, 6))).features)
     assert pytree.tree_map(lambda leaf: None, x).features is None

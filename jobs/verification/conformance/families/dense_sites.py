@@ -69,24 +69,30 @@ def frame_of(layer: Any, extents: Sequence[int]) -> Frame:
     Frame
     """
     low, high = _offset_range(layer.offsets)
-    # Output u reads the inputs stride * u + dilation * offset. A transposed layer writes there instead.
+    along = list(zip(extents, layer.stride, low, high, strict=True))
+    # Output u reads the inputs stride * u + offset. A transposed layer writes there instead.
     if getattr(layer, "transposed", False):
-        cells = [
-            (n - 1) * layer.stride + layer.dilation * (h - v) + 1 for n, v, h in zip(extents, low, high, strict=True)
-        ]
-        return Frame(tuple(layer.dilation * v for v in low), tuple(cells))
-    if isinstance(layer, SparseConv) and layer.stride == 1 and not layer.submanifold:
-        wider = [n + layer.dilation * (h - v) for n, v, h in zip(extents, low, high, strict=True)]
-        return Frame(tuple(-layer.dilation * h for h in high), tuple(wider))
-    return Frame((0,) * len(extents), tuple(-(-n // layer.stride) for n in extents))
+        return Frame(tuple(low), tuple((n - 1) * s + h - v + 1 for n, s, v, h in along))
+    if _reaches_all(layer):
+        first = [-(h // s) for _, s, _, h in along]
+        return Frame(
+            tuple(first), tuple((n - 1 - v) // s + 1 - u for (n, s, v, _), u in zip(along, first, strict=True))
+        )
+    return Frame((0,) * len(extents), tuple(-(-n // s) for n, s, *_ in along))
+
+
+def _reaches_all(layer: Any) -> bool:
+    """Return True if a layer that is not transposed has outputs wherever its window holds an active site."""
+    widens = isinstance(layer, SparseConv) and set(layer.stride) == {1} and not layer.submanifold
+    return layer.all_windows or widens
 
 
 def _pad_input(x: torch.Tensor, layer: Any, frame: Frame, value: float = 0.0) -> torch.Tensor:
     """Return the cells (B, C, ...) that the windows of the outputs in ``frame`` cover, with padding."""
-    (low, high), dilation = _offset_range(layer.offsets), getattr(layer, "dilation", 1)
+    low, high = _offset_range(layer.offsets)
     pads, inside = list[int](), [slice(None), slice(None)]
-    for n, first, cells, v, h in zip(x.shape[2:], frame.first, frame.cells, low, high, strict=True):
-        begin, end = layer.stride * first + dilation * v, layer.stride * (first + cells - 1) + dilation * h + 1
+    for n, first, cells, s, v, h in zip(x.shape[2:], frame.first, frame.cells, layer.stride, low, high, strict=True):
+        begin, end = s * first + v, s * (first + cells - 1) + h + 1
         before = max(0, -begin)
         pads = [before, max(0, end - n), *pads]
         inside.append(slice(begin + before, end + before))
@@ -102,58 +108,59 @@ def _dense_kernel(layer: SparseConv, weight: torch.Tensor) -> torch.Tensor:
     return box.index_put(tuple(positions.unbind(1)), weight.flatten(2).movedim(2, 0)).movedim((-2, -1), (0, 1))
 
 
-def _dense_convolution(x: torch.Tensor, weight: torch.Tensor, stride: int, dilation: int) -> torch.Tensor:
+def _dense_convolution(x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], groups: int = 1) -> torch.Tensor:
     if x.ndim < 6:
-        return _CONVOLUTIONS[x.ndim - 2](x, weight, stride=stride, dilation=dilation)
+        return _CONVOLUTIONS[x.ndim - 2](x, weight, stride=stride, groups=groups)
     # torch has no convolution of four dimensions: one of three for each position of the kernel along the first, summed.
-    offsets = [k * dilation for k in range(weight.shape[2])]
-    starts = range(0, x.shape[2] - offsets[-1], stride)
+    starts = range(0, x.shape[2] - weight.shape[2] + 1, stride[0])
     terms = [
-        torch.stack([F.conv3d(x[:, :, t + o], weight[:, :, k], stride=stride, dilation=dilation) for t in starts], 2)
-        for k, o in enumerate(offsets)
+        torch.stack([F.conv3d(x[:, :, t + k], weight[:, :, k], stride=stride[1:], groups=groups) for t in starts], 2)
+        for k in range(weight.shape[2])
     ]
     return torch.stack(terms).sum(0)
 
 
-def _coarse_sites(active: torch.Tensor, stride: int) -> torch.Tensor:
+def _coarse_sites(active: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     """Return the mask of the cells of ``stride`` sites along each dimension that have an active site."""
-    ends = [(0, -n % stride) for n in active.shape[1:]]
+    ends = [(0, -n % s) for n, s in zip(active.shape[1:], stride, strict=True)]
     padded = F.pad(active, list(itertools.chain(*ends[::-1])))
     # Each dimension becomes two, the cells and the sites of a cell. The latter are reduced.
-    sizes = [size for n in padded.shape[1:] for size in (n // stride, stride)]
+    sizes = [size for n, s in zip(padded.shape[1:], stride, strict=True) for size in (n // s, s)]
     return padded.reshape(len(padded), *sizes).any(dim=tuple(range(2, 2 * active.ndim - 1, 2)))
 
 
 def _apply_convolution(layer: SparseConv, x: _Sites) -> _Sites:
-    weight, stride, dilation = _dense_kernel(layer, layer.weight), layer.stride, layer.dilation
+    weight, stride, groups = _dense_kernel(layer, layer.weight), layer.stride, layer.groups
     # A convolution of the mask with a kernel of ones counts the active inputs of each output. The counts are
     # floating-point numbers, hence the comparisons with 0.5.
     frame, pattern = frame_of(layer, x.extents), _dense_kernel(layer, torch.ones_like(layer.weight[:1, :1]))
     sites = x.active[:, None].to(x.values.dtype)
     if layer.transposed:
         transposed = _TRANSPOSED[layer.dimension]
-        y = transposed(x.values, weight, layer.bias, stride=stride, dilation=dilation)
-        return _masked(y, transposed(sites, pattern, stride=stride, dilation=dilation)[:, 0] > 0.5)
-    y = _dense_convolution(_pad_input(x.values, layer, frame), weight, stride, dilation)
+        y = transposed(x.values, weight, layer.bias, stride=stride, groups=groups)
+        return _masked(y, transposed(sites, pattern, stride=stride)[:, 0] > 0.5)
+    y = _dense_convolution(_pad_input(x.values, layer, frame), weight, stride, groups)
     y = y if layer.bias is None else y + layer.bias.view(-1, *[1] * layer.dimension)
-    if layer.submanifold or stride > 1:
-        return _masked(y, _coarse_sites(x.active, stride))
-    return _masked(y, _dense_convolution(_pad_input(sites, layer, frame), pattern, 1, dilation)[:, 0] > 0.5)
+    if _reaches_all(layer):
+        return _masked(y, _dense_convolution(_pad_input(sites, layer, frame), pattern, stride)[:, 0] > 0.5)
+    return _masked(y, _coarse_sites(x.active, stride))
 
 
 def _apply_pool(layer: Any, x: _Sites) -> _Sites:
     frame = frame_of(layer, x.extents)
     sites = x.active[:, None]
+    counts = _gather_windows(_pad_input(sites.to(x.values.dtype), layer, frame), layer, frame).sum(0)
+    outputs = counts[:, 0] > 0.5 if layer.all_windows else _coarse_sites(x.active, layer.stride)
     if isinstance(layer, SparseMaxPool):
         # Inactive sites do not take part in the maximum, not even as zeros.
         padded = _pad_input(x.values.masked_fill(~sites, -torch.inf), layer, frame, -torch.inf)
         y = _gather_windows(padded, layer, frame).amax(0)
-        return _masked(y.where(y.isfinite(), y.new_zeros(())), _coarse_sites(x.active, layer.stride))
+        return _masked(y.where(y.isfinite(), y.new_zeros(())), outputs)
     y = _gather_windows(_pad_input(x.values, layer, frame), layer, frame).sum(0)
     if isinstance(layer, SparseAvgPool):
         # The mean is over active sites. A window without any has the sum 0, so any divisor but 0 is right.
-        y = y / _gather_windows(_pad_input(sites.to(y.dtype), layer, frame), layer, frame).sum(0).clamp(min=1)
-    return _masked(y, _coarse_sites(x.active, layer.stride))
+        y = y / counts.clamp(min=1)
+    return _masked(y, outputs)
 
 
 def _gather_windows(padded: torch.Tensor, layer: Any, frame: Frame) -> torch.Tensor:
@@ -162,8 +169,8 @@ def _gather_windows(padded: torch.Tensor, layer: Any, frame: Frame) -> torch.Ten
     windows = []
     for offset in layer.offsets:
         steps = [
-            slice(o - v, o - v + layer.stride * (n - 1) + 1, layer.stride)
-            for o, v, n in zip(offset, low, frame.cells, strict=True)
+            slice(o - v, o - v + s * (n - 1) + 1, s)
+            for o, v, n, s in zip(offset, low, frame.cells, layer.stride, strict=True)
         ]
         windows.append(padded[(slice(None), slice(None), *steps)])
     return torch.stack(windows)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,10 +59,10 @@ def _block_starts(x: DistTensor, dim: int, axis: str | None) -> list[int]:
     return list(edges[:parts])
 
 
-def _sparse_block(x: DistTensor, stride: int) -> SparseTensor:
+def _sparse_block(x: DistTensor, stride: tuple[int, ...]) -> SparseTensor:
     """Return the active sites of the blocks of ``x`` (N, C, ...); cell u is the site stride x u."""
     # The first column of coordinates is the sample, which has no stride.
-    axes, steps = _axes(x.ndim - 2), [1, *[stride] * (x.ndim - 2)]
+    axes, steps = _axes(x.ndim - 2), [1, *stride]
     starts = [_block_starts(x, dim, axis) for dim, axis in axes]
     cuts = tuple(tuple(step * cut for cut in inner[1:]) for inner, step in zip(starts, steps, strict=True))
     manager = DistributedManager(x.shape[0], Partition(x.grid, cuts))
@@ -78,7 +79,7 @@ def _dense_block(y: SparseTensor, frame: Frame) -> DistTensor:
     manager = y.coordinate_manager
     assert isinstance(manager, DistributedManager)
     grid, columns = manager.partition.grid, zip(COLUMNS[y.dimension], manager.partition.cuts, strict=True)
-    firsts, extents, steps = (0, *frame.first), (y.batch_size, *frame.cells), (1, *[y.stride] * y.dimension)
+    firsts, extents, steps = (0, *frame.first), (y.batch_size, *frame.cells), (1, *y.sites.stride)
     boundaries, begin = dict[str, tuple[int, ...]](), list[int]()
     for (axis, cuts), first, extent, step in zip(columns, firsts, extents, steps, strict=True):
         # A site u belongs to the cell u / step, so a cut between sites becomes the next multiple of step. ``frame`` may
@@ -103,7 +104,8 @@ def _forward(layers: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
         return on_volumes(layers, x)
     first, frame = layers[0], Frame((0,) * (x.ndim - 2), tuple(x.shape[2:]))
     # A transposed layer refines its sites: its input must be on a grid that is coarser by its stride.
-    y = layers(_sparse_block(x, first.stride if isinstance(first, SparseConv) and first.transposed else 1))
+    stride = first.stride if isinstance(first, SparseConv) and first.transposed else (1,) * (x.ndim - 2)
+    y = layers(_sparse_block(x, stride))
     for layer in layers:
         frame = frame_of(layer, frame.cells) if hasattr(layer, "offsets") else frame
     return _dense_block(y, frame) if isinstance(y, SparseTensor) else y
@@ -134,6 +136,11 @@ def _convolution(dimension: int, option: str, kernel: Any, **options: Any) -> Co
     return _case(dimension, "SparseConv", option, lambda sizes: [SparseConv(sizes["c"], 3, kernel, **options)])
 
 
+def _depthwise(dimension: int, kernel: int, stride: int, sizes: Sizes) -> list[nn.Module]:
+    channels = sizes["c"]
+    return [SparseConv(channels, channels, kernel, stride, dimension, groups=channels)]
+
+
 def _convolutions(dimension: int) -> Iterator[ConformanceCase]:
     yield _convolution(dimension, "submanifold K3", 3)
     yield _convolution(dimension, "submanifold K2 d2, no bias", 2, dilation=2, bias=False)
@@ -141,9 +148,21 @@ def _convolutions(dimension: int) -> Iterator[ConformanceCase]:
     yield _convolution(dimension, "K2 s2", 2, stride=2)
     yield _convolution(dimension, "K1 s3", 1, stride=3)
     yield _convolution(dimension, "K3, all sites it reaches", 3, submanifold=False)
+    yield _convolution(dimension, "all windows K3 s2 p1", 3, stride=2, padding=1, all_windows=True)
+    yield _convolution(dimension, "all windows K2 s3 d2 p0", 2, stride=3, dilation=2, padding=0, all_windows=True)
+    kernel, stride, dilation = (each[:dimension] for each in ((3, 2, 1, 2), (2, 3, 1, 2), (2, 1, 3, 1)))
+    yield _convolution(dimension, "sizes by dimension", kernel, stride=stride, dilation=dilation)
+    by_dimension = {"stride": stride, "padding": (2, 0, 1, 1)[:dimension]}
+    yield _convolution(
+        dimension, "all windows by dimension", kernel, dilation=dilation, all_windows=True, **by_dimension
+    )
+    for kernel_size, step in ((3, 1), (2, 2)):
+        layer = partial(_depthwise, dimension, kernel_size, step)
+        yield _case(dimension, "SparseConv", f"depthwise K{kernel_size} s{step}", layer)
     if dimension < 4:
         yield _convolution(dimension, "transposed K2 s2", 2, stride=2, transposed=True)
         yield _convolution(dimension, "transposed K3 s2", 3, stride=2, transposed=True, bias=False)
+        yield _convolution(dimension, "transposed by dimension", kernel, transposed=True, **by_dimension)
 
 
 def _random_convolutions(dimension: int, count: int) -> Iterator[ConformanceCase]:
@@ -169,6 +188,9 @@ def _pools_and_networks(dimension: int) -> Iterator[ConformanceCase]:
     for kind in (SparseMaxPool, SparseAvgPool, SparseSumPool):
         yield _layer(dimension, "K2 s2", kind, 2, 2, dimension)
         yield _layer(dimension, "K3 s2 p1", kind, 3, 2, dimension, padding=1)
+        yield _layer(dimension, "all windows K3 s2 p1", kind, 3, 2, dimension, padding=1, all_windows=True)
+        sizes, strides, dilation = (each[:dimension] for each in ((2, 3, 1, 2), (2, 1, 3, 2), (2, 1, 1, 1)))
+        yield _layer(dimension, "sizes by dimension", kind, sizes, strides, dimension, dilation=dilation)
     for mode in ("max", "avg", "sum"):
         yield _layer(dimension, mode, SparseGlobalPool, mode)
     yield _case(

@@ -28,7 +28,7 @@ def test_sparse_layers_in_one_process_have_the_volumes_numbers(case):
         frame = Frame((0,) * (x.ndim - 2), tuple(x.shape[2:]))
         for layer in layers:
             frame = frame_of(layer, frame.cells) if hasattr(layer, "offsets") else frame
-        y = to_dense(y, frame.cells, origin=[y.stride * first for first in frame.first])
+        y = to_dense(y, frame.cells, origin=[s * first for s, first in zip(y.sites.stride, frame.first, strict=True)])
     found = torch.autograd.grad((y * direction).sum(), [x, *layers.parameters()])
     for ours, theirs in zip((y, *found), (dense, *expected), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
