@@ -7,9 +7,13 @@
     dense               Dense volumes from sparse tensors, and sparse tensors from volumes
     distributed         Sparse tensors that are split over ranks
     functions           Functions of torch that apply to features alone
+    interpolation       Features of a sparse tensor at points between its sites
+    neighbours          Nearest points, and points within a radius, in point sets that are split over ranks
+    normalization       Instance normalization
     partition           The sites that each rank owns
     pooling             Pooling over windows, and over all sites of a sample
     site_halo           Exchange of the sites and features that a rank needs from other ranks
+    site_sets           Pruning and union of sites, and features of samples at their sites
     stages              Sparse networks as pipeline stages
     tensor              SparseTensor: coordinates of active sites, and their features
     windows             Checks of arguments of layers with windows: kernels, strides, offsets, inputs
@@ -29,22 +33,36 @@ from .convolution import SparseConv
 from .coordinate_manager import CoordinateManager
 from .dense import from_dense, to_dense
 from .distributed import from_local, gather, scatter
+from .interpolation import interpolate
+from .neighbours import NeighbourPairs, Neighbours, knn, radius_pairs, radius_search
+from .normalization import SparseInstanceNorm
 from .partition import Partition
 from .pooling import SparseAvgPool, SparseGlobalPool, SparseMaxPool, SparseSumPool
+from .site_sets import broadcast_to_sites, prune, union
 from .tensor import SparseTensor
 
 __all__ = [
     "CoordinateManager",
+    "NeighbourPairs",
+    "Neighbours",
     "Partition",
     "SparseAvgPool",
     "SparseConv",
     "SparseGlobalPool",
+    "SparseInstanceNorm",
     "SparseMaxPool",
     "SparseSumPool",
     "SparseTensor",
+    "broadcast_to_sites",
     "from_dense",
     "from_local",
     "gather",
+    "interpolate",
+    "knn",
+    "prune",
+    "radius_pairs",
+    "radius_search",
     "scatter",
     "to_dense",
+    "union",
 ]

@@ -8,7 +8,7 @@ are split over ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ import torch
 
 from distconv.errors import CoordinateError
 from distconv.kernels.sparse import KernelMap, coarsen, kernel_map, reachable_sites, sorting_order
-from distconv.kernels.sparse.coordinates import Offsets, Stride, are_multiples, is_in_volume
+from distconv.kernels.sparse.coordinates import Offsets, Stride, are_multiples, is_in_volume, unique_rows
 
 Value = TypeVar("Value")
 
@@ -160,6 +160,25 @@ class CoordinateManager:
 
         return _get_or_make(self._sets, (sites, stride, offsets, transposed), make)
 
+    def union_of_sites(self, sets: Sequence[Sites]) -> Sites:
+        """Return the sites that are in some of several sets, which have the same stride and borders.
+
+        Parameters
+        ----------
+        sets : sequence of Sites
+
+        Returns
+        -------
+        Sites
+            Transposed layers return from it to the source of the first set.
+        """
+
+        def make() -> Sites:
+            coords = unique_rows(torch.cat([sites.coords for sites in sets]))
+            return replace(sets[0], coords=coords, is_sorted=True)
+
+        return _get_or_make(self._sets, ("union", *sets), make)
+
     def gather_needed(
         self,
         features: torch.Tensor,
@@ -290,6 +309,57 @@ class CoordinateManager:
     def gather_values(self, value: Value) -> list[Value]:
         """Return ``value`` of each rank that has some of the sites."""
         return [value]
+
+    def has_same_owners(self, other: CoordinateManager) -> bool:
+        """Return True if the same ranks own the sites of another manager's sets.
+
+        Parameters
+        ----------
+        other : CoordinateManager
+
+        Returns
+        -------
+        bool
+        """
+        return other is self or type(other) is CoordinateManager
+
+    def split_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return rows that are split over the ranks of the sites, in blocks of any size.
+
+        Parameters
+        ----------
+        rows : Tensor
+            (M, C). For sites that are split over ranks a DistTensor, or a plain tensor that is identical on all ranks.
+
+        Returns
+        -------
+        Tensor
+        """
+        return rows
+
+    def at_owners(
+        self,
+        rows: torch.Tensor,
+        site_of: Callable[[torch.Tensor], torch.Tensor],
+        compute: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """Return values of rows, each computed on the rank that owns a site of the row.
+
+        Parameters
+        ----------
+        rows : Tensor
+            (M, C), the result of :meth:`split_rows`.
+        site_of : callable
+            Returns the site (M', 1 + D) of each of some rows (M', C).
+        compute : callable
+            Returns the values (M', C') of some rows (M', C), whose sites this rank owns. Every rank calls it.
+
+        Returns
+        -------
+        Tensor
+            (M, C').
+        """
+        return compute(rows)
 
     def dense_volume(
         self, features: torch.Tensor, cells: torch.Tensor, stride: Stride, origin: Sequence[int], size: Sequence[int]

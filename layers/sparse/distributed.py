@@ -15,7 +15,7 @@ and kernel maps from :class:`DistributedManager`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -35,7 +35,7 @@ from distconv.tensor import DistTensor, to_distribution
 
 from .coordinate_manager import CoordinateManager, Sites, offset_bounds, scatter_to_volume
 from .partition import COLUMNS, Partition
-from .site_halo import SiteHalo, exchange_rows, send_to_owners
+from .site_halo import RowExchange, SiteHalo, exchange_rows, send_to_owners
 from .tensor import SparseTensor
 
 T = TypeVar("T")
@@ -155,7 +155,7 @@ class DistributedManager(CoordinateManager):
 
         # By halo and not by inputs: other offsets of the same extent share a halo, and its rows are those of the map.
         pairs = self._cached_map((halo, outputs, offsets, transposed), make)
-        return halo.append_halo(self.local_rows(features)), pairs
+        return halo.send(self.local_rows(features)), pairs
 
     def local_rows(self, features: torch.Tensor) -> torch.Tensor:
         """Return this rank's rows of ``features``."""
@@ -233,6 +233,50 @@ class DistributedManager(CoordinateManager):
         extents = [interval.stop - interval.start for interval in (samples, *space)]
         block = scatter_to_volume(self.local_rows(features), cells - first, extents)
         return DistTensor(block, owned, shape).redistribute(Distribution(grid, dims))
+
+    def has_same_owners(self, other: CoordinateManager) -> bool:
+        """Return True if the same ranks own the sites of another manager's sets."""
+        return isinstance(other, DistributedManager) and other.partition == self.partition
+
+    def split_rows(self, rows: torch.Tensor) -> DistTensor:
+        """Return rows that are split over the ranks of the sites, in blocks of any size. Collective.
+
+        Parameters
+        ----------
+        rows
+            As in :meth:`CoordinateManager.split_rows`.
+
+        Returns
+        -------
+        DistTensor
+            ``rows`` itself if they are already split over the flat grid. Otherwise they are in balanced blocks.
+        """
+        grid = self.partition.grid.flat
+        if isinstance(rows, DistTensor) and rows.grid == grid and rows.dist.axes == ("n", None):
+            return rows
+        return to_distribution(rows, Distribution(grid, ("n", None)))
+
+    def at_owners(
+        self,
+        rows: torch.Tensor,
+        site_of: Callable[[torch.Tensor], torch.Tensor],
+        compute: Callable[[torch.Tensor], torch.Tensor],
+    ) -> DistTensor:
+        """Return values of rows, each computed on the rank that owns a site of the row. Collective.
+
+        Parameters
+        ----------
+        rows, site_of, compute
+            As in :meth:`CoordinateManager.at_owners`.
+
+        Returns
+        -------
+        DistTensor
+        """
+        assert isinstance(rows, DistTensor)
+        plan = RowExchange.to_owners(self.partition.grid.world, self.partition.owners(site_of(rows.local.detach())))
+        values = plan.send_back(compute(plan.send(rows.local)))
+        return DistTensor(values, rows.dist, (len(rows), values.shape[1]))
 
     # -- over samples -------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ some sites follow from the boxes. :mod:`~distconv.layers.sparse.distributed` cal
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -113,7 +114,77 @@ def rows_by_peer(
     return {peer: rows_in_box(coords, grow_box(partition.box(peer), low, high)) for peer in peers}
 
 
-class SiteHalo:
+@dataclass(eq=False)
+class RowExchange:
+    """Rows that ranks send to each other: own rows come first in the result, then those of each source."""
+
+    comm: MPI.Intracomm
+    rows: int
+    """Number of rows on this rank before the exchange."""
+    kept: torch.Tensor
+    """Rows of this rank that it needs itself."""
+    sends: dict[int, torch.Tensor]
+    """Rows of this rank that other ranks need, by rank."""
+    receives: dict[int, int]
+    """Number of rows from each other rank, in the order of the result."""
+
+    @classmethod
+    def to_owners(cls, comm: MPI.Intracomm, owners: torch.Tensor) -> RowExchange:
+        """Return the exchange that sends each row to one rank. Collective: call on every rank.
+
+        Parameters
+        ----------
+        comm : MPI.Intracomm
+        owners : Tensor
+            Rank that needs each of this rank's rows, (N,).
+
+        Returns
+        -------
+        RowExchange
+        """
+        rows = [(owners == rank).nonzero()[:, 0] for rank in range(comm.size)]
+        counts = comm.alltoall([len(each) for each in rows])
+        # Both sides know the counts, so empty messages are left out.
+        sends = {rank: each for rank, each in enumerate(rows) if rank != comm.rank and len(each)}
+        receives = {rank: count for rank, count in enumerate(counts) if rank != comm.rank and count}
+        return cls(comm, len(owners), rows[comm.rank], sends, receives)
+
+    def send(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the kept and the received rows; differentiable.
+
+        Collective: call on every rank.
+
+        Parameters
+        ----------
+        values : Tensor
+            Values (N, C) of this rank's rows.
+
+        Returns
+        -------
+        Tensor
+            (N', C).
+        """
+        return apply(_Send, values, self)
+
+    def send_back(self, values: torch.Tensor) -> torch.Tensor:
+        """Return values of the rows of :meth:`send` to the ranks that have sent them; differentiable.
+
+        Collective: call on every rank. The adjoint of :meth:`send`: values of a row from several ranks are added.
+
+        Parameters
+        ----------
+        values : Tensor
+            Values (N', C) of the kept and the received rows.
+
+        Returns
+        -------
+        Tensor
+            Values (N, C) of this rank's rows.
+        """
+        return apply(_SendBack, values, self)
+
+
+class SiteHalo(RowExchange):
     """The sites of other ranks in this rank's box grown by ``low`` and ``high``.
 
     Collective: create it on every rank.
@@ -130,69 +201,70 @@ class SiteHalo:
     ----------
     coords : Tensor
         This rank's N sites, followed by the G sites of the halo, (N + G, 1 + D).
-    own_rows : int
-        N.
-    sends : dict of int to Tensor
-        Rows of own sites that other ranks need, by rank.
-    receives : dict of int to int
-        Number of sites from each other rank, in the order of their rows in ``coords``.
     """
 
     def __init__(self, partition: Partition, coords: torch.Tensor, low: Sequence[int], high: Sequence[int]) -> None:
-        rank, self.comm = partition.grid.rank, partition.grid.world
-        self.sends = rows_by_peer(partition, rank, coords, low, high)
+        rank, comm = partition.grid.rank, partition.grid.world
+        sends = rows_by_peer(partition, rank, coords, low, high)
         sources = partition.intersecting_ranks(grow_box(partition.box(rank), low, high), rank)
-        outgoing = {peer: coords[rows] for peer, rows in self.sends.items()}
-        received = exchange_rows(self.comm, outgoing, sources, coords, "sites of the halo")
-        self.receives = {peer: len(rows) for peer, rows in received.items()}
-        self.own_rows = len(coords)
+        outgoing = {peer: coords[rows] for peer, rows in sends.items()}
+        received = exchange_rows(comm, outgoing, sources, coords, "sites of the halo")
+        receives = {peer: len(rows) for peer, rows in received.items()}
+        super().__init__(comm, len(coords), torch.arange(len(coords), device=coords.device), sends, receives)
         self.coords = torch.cat([coords, *received.values()])
 
-    def append_halo(self, features: torch.Tensor) -> torch.Tensor:
-        """Return the features of ``coords``; differentiable.
 
-        Collective: call on every rank.
-
-        Parameters
-        ----------
-        features : Tensor
-            Features (N, C) of this rank's own sites.
-
-        Returns
-        -------
-        Tensor
-            (N + G, C).
-        """
-        return apply(_Extend, features, self)
+def _send_rows(values: torch.Tensor, plan: RowExchange) -> torch.Tensor:
+    """Return the kept and the received rows. Collective."""
+    # Messages arrive in their rows of the result. Own rows are copied while they are in flight.
+    own = len(plan.kept)
+    out = values.new_empty(own + sum(plan.receives.values()), values.shape[1])
+    received = out[own:].split(list(plan.receives.values()))
+    sends = [(peer, values.index_select(0, rows)) for peer, rows in plan.sends.items()]
+    exchange = Exchange(plan.comm, sends, list(zip(plan.receives, received, strict=True)), "rows of sites")
+    torch.index_select(values, 0, plan.kept, out=out[:own])
+    exchange.wait()
+    return out
 
 
-class _Extend(torch.autograd.Function):
-    """Append the features of the halo; the adjoint adds their gradients at the owners."""
+def _send_rows_back(values: torch.Tensor, plan: RowExchange) -> torch.Tensor:
+    """Return the sums of the values of each row at its first rank. Collective."""
+    values, own = values.contiguous(), len(plan.kept)
+    outgoing = values[own:].split(list(plan.receives.values()))
+    received = {peer: values.new_empty(len(rows), values.shape[1]) for peer, rows in plan.sends.items()}
+    sends = list(zip(plan.receives, outgoing, strict=True))
+    exchange = Exchange(plan.comm, sends, list(received.items()), "rows of sites, back")
+    out = values.new_zeros(plan.rows, values.shape[1]).index_copy_(0, plan.kept, values[:own])
+    exchange.wait()
+    # Several ranks may have needed one row. Added in the order of ranks, so that rounding is reproducible.
+    for peer, rows in plan.sends.items():
+        out.index_add_(0, rows, received[peer])
+    return out
+
+
+class _Send(torch.autograd.Function):
+    """Values of this rank's rows -> values of the kept and the received rows."""
 
     @staticmethod
-    def forward(ctx: Any, features: torch.Tensor, halo: SiteHalo) -> torch.Tensor:
-        ctx.halo = halo
-        # Messages arrive in their rows of the result. Own rows are copied while they are in flight.
-        out = features.new_empty(len(halo.coords), features.shape[1])
-        ghosts = out[halo.own_rows :].split(list(halo.receives.values()))
-        sends = [(peer, features.index_select(0, rows)) for peer, rows in halo.sends.items()]
-        exchange = Exchange(halo.comm, sends, list(zip(halo.receives, ghosts, strict=True)), "halo of sites")
-        out[: halo.own_rows] = features
-        exchange.wait()
-        return out
+    def forward(ctx: Any, values: torch.Tensor, plan: RowExchange) -> torch.Tensor:
+        ctx.plan = plan
+        return _send_rows(values, plan)
 
     @staticmethod
-    @first_order_only("a halo of sites")
+    @first_order_only("an exchange of rows of sites")
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        halo: SiteHalo = ctx.halo
-        grad = grad.contiguous()
-        ghosts = grad[halo.own_rows :].split(list(halo.receives.values()))
-        received = {peer: grad.new_empty(len(rows), grad.shape[1]) for peer, rows in halo.sends.items()}
-        sends = list(zip(halo.receives, ghosts, strict=True))
-        exchange = Exchange(halo.comm, sends, list(received.items()), "reverse halo of sites")
-        dx = grad[: halo.own_rows].clone()
-        exchange.wait()
-        # Several ranks may have needed one row. Added in the order of ranks, so that rounding is reproducible.
-        for peer, rows in halo.sends.items():
-            dx.index_add_(0, rows, received[peer])
-        return dx, None
+        return _send_rows_back(grad, ctx.plan), None
+
+
+class _SendBack(torch.autograd.Function):
+    """The adjoint of _Send."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, plan: RowExchange) -> torch.Tensor:
+        ctx.plan = plan
+        return _send_rows_back(values, plan)
+
+    @staticmethod
+    @first_order_only("an exchange of rows of sites")
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _send_rows(grad, ctx.plan), None

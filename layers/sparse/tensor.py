@@ -241,7 +241,7 @@ class SparseTensor:
             functions.raise_unsupported(func, "of a sparse tensor that is given by keyword or in a list")
         manager = tensors[0].coordinate_manager
         if not all([manager.has_same_sites(x.sites, tensors[0].sites) for x in tensors]):
-            functions.raise_unsupported(func, "of sparse tensors on different sites")
+            functions.raise_unsupported(func, "of sparse tensors on different sites (sum them with sparse.union)")
         features = [x.features if isinstance(x, SparseTensor) else x for x in operands]
         arguments = (features, *args[1:]) if func is torch.cat else features
         return tensors[0].replace(functions.call_on_features(func, sparse, arguments, kwargs or {}))

@@ -255,7 +255,7 @@ class SiteCosts:
             # The rows of a head are samples, whose bytes are negligible.
             if op.kind != "head":
                 total += self.most_sites(op.outputs) * op.filters * self.recording.itemsize
-            # The tensor of own and received rows (append_halo) is saved in addition to the features.
+            # The tensor of own and received rows (SiteHalo.send) is saved in addition to the features.
             if op.window is not None and self.ranks > 1:
                 received = self.halo_rows(op).clamp(min=0).sum(0).max()
                 total += (self.most_sites(op.inputs) + int(received)) * op.channels * self.recording.itemsize

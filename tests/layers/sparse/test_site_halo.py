@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from distconv.layers.sparse.partition import Partition, grow_box, rows_in_box
-from distconv.layers.sparse.site_halo import SiteHalo, send_to_owners
+from distconv.layers.sparse.site_halo import RowExchange, SiteHalo, send_to_owners
 from tests.distconv.layouts import grid_over
 from tests.layers.sparse.clouds import normal, random_coords, rng_of
 
@@ -47,7 +47,7 @@ def test_features_come_with_their_sites_and_the_adjoint_takes_them_back(comm, lo
     rows = {tuple(row): n for n, row in enumerate(coords.tolist())}
     halo = SiteHalo(partition, own_coords, low, high)
     x = features[[rows[tuple(row)] for row in own_coords.tolist()]].reshape(-1, 3).requires_grad_()
-    found = halo.append_halo(x)
+    found = halo.send(x)
     expected = features[[rows[tuple(row)] for row in halo.coords.tolist()]].reshape(-1, 3)
     assert torch.equal(found, expected)
     y = normal(*found.shape, seed=10 + comm.rank)
@@ -55,6 +55,23 @@ def test_features_come_with_their_sites_and_the_adjoint_takes_them_back(comm, lo
     forward = comm.allreduce(float((found.detach() * y).sum()))
     back = comm.allreduce(float((x.detach() * x.grad).sum()))
     assert forward == pytest.approx(back, rel=1e-12)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 17])
+def test_rows_go_to_their_owners_and_come_back(comm, rows):
+    """All ranks but the first have rows; the last one owns none."""
+    count = rows if comm.rank or comm.size == 1 else 0
+    values = normal(count, 2, seed=comm.rank).requires_grad_()
+    owners = (torch.arange(count) * 7 + comm.rank) % max(1, comm.size - 1)
+    plan = RowExchange.to_owners(comm, owners)
+    there = plan.send(torch.cat([values, owners[:, None].double()], 1))
+    assert there[:, 2].tolist() == [comm.rank] * len(there)
+    assert comm.allreduce(len(there)) == comm.allreduce(count)
+    back = plan.send_back(there[:, :2] * (1 + comm.rank))
+    assert torch.equal(back, values * (1 + owners)[:, None])
+    y = normal(count, 2, seed=9 + comm.rank)
+    back.backward(y)
+    assert torch.equal(values.grad, y * (1 + owners)[:, None])
 
 
 def test_sites_go_to_their_owners_once(comm):
