@@ -70,7 +70,7 @@ def knn(points: torch.Tensor, queries: torch.Tensor, k: int) -> Neighbours:
     _check("knn", points, queries)
     if not 1 <= k <= len(points):
         raise ShapeError(f"knn: k={k} neighbours of {len(points)} points. Pass a k from 1 to the number of points.")
-    search = _Search(points, queries)
+    search = _NeighbourSearch(points, queries)
     indices = search.by_chunk(lambda distances: _nearest(distances, k), (k,))
     return Neighbours(search.wrap(indices), search.wrap(search.distances(indices)))
 
@@ -109,7 +109,7 @@ def radius_search(points: torch.Tensor, queries: torch.Tensor, radius: float, ma
         nearest = nearest.where(distances.gather(1, nearest) <= radius**2, -1)
         return torch.nn.functional.pad(nearest, (0, max_points - found), value=-1)
 
-    search = _Search(points, queries)
+    search = _NeighbourSearch(points, queries)
     indices = search.by_chunk(within, (max_points,))
     return Neighbours(search.wrap(indices), search.wrap(search.distances(indices)))
 
@@ -137,7 +137,7 @@ def radius_pairs(points: torch.Tensor, queries: torch.Tensor, radius: float) -> 
         If the shapes do not fit.
     """
     _check("radius_pairs", points, queries)
-    search = _Search(points, queries)
+    search = _NeighbourSearch(points, queries)
     counts = search.by_chunk(lambda distances: (distances <= radius**2).sum(1, keepdim=True), (1,))[:, 0]
     indices = torch.cat(
         [torch.empty(0, dtype=torch.long, device=queries.device)]
@@ -148,7 +148,7 @@ def radius_pairs(points: torch.Tensor, queries: torch.Tensor, radius: float) -> 
     return NeighbourPairs(*(search.wrap_pairs(each) for each in (rows + search.first, indices, distances)))
 
 
-class _Search:
+class _NeighbourSearch:
     """All points and this rank's queries.
 
     Collective: create it on every rank.

@@ -31,11 +31,18 @@ SHORT = {
     "lat_lon_forecast": "--steps 2 --longitudes 24 --grid",
     "climate_forecast": "--epochs 1 --times 20 --longitudes 24 --grid",
     "point_cloud": "--steps 2 --points 200 --voxels 12 --grid",
+    "point_cloud_segmentation": "--steps 2 --shapes 3 --points 150 --voxels 12 --grid",
     "long_sequence": "--steps 2 --length 8192 --grid",
     "finite_differences": "--steps 3 --size 12 --grid",
     "neighbourhood_attention": "--steps 3 --size 16 --grid",
 }
-GRIDS = {"segment_3d": "d", "point_cloud": "d", "lat_lon_forecast": "w", "long_sequence": "w"}
+GRIDS = {
+    "segment_3d": "d",
+    "point_cloud": "d",
+    "point_cloud_segmentation": "d",
+    "lat_lon_forecast": "w",
+    "long_sequence": "w",
+}
 """The axis of space that an example's own command splits, where it is not h."""
 
 PACKAGES = {"segment_3d": "monai", "classify_lightning": "lightning.pytorch"}
