@@ -50,7 +50,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "distconv.jobs.commands.make_mesh", "make mesh-tangling samples with the hydrodynamics code"
     ),
     ("data", "pointcloud"): Command(
-        "distconv.jobs.commands.make_pointcloud", "make labelled point clouds: shapes, or points on OFF meshes"
+        "distconv.jobs.commands.make_pointcloud", "make labelled point clouds: shapes, or points of a folder of files"
     ),
     ("train", "classify"): Command("distconv.jobs.commands.train_classify", "train a network to classify images"),
     ("train", "segmentation"): Command(

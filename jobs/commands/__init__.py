@@ -5,7 +5,7 @@
     explore             Choose how to train a network on some ranks: stages, and how each layer is distributed
     information         ``distconv info``: what distconv runs on
     make_mesh           Make mesh-tangling samples with the Lagrangian hydrodynamics code
-    make_pointcloud     Make a file of labelled point clouds: the embedded shapes, or points sampled on OFF meshes
+    make_pointcloud     Make a file of labelled point clouds: the embedded shapes, or points of a folder of files
     plan                Choose each layer's distribution
     plan_pointcloud     Choose how ranks split the clouds and the space of a sparse network
     predict             Predict with a trained network, over any grid

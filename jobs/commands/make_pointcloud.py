@@ -1,4 +1,4 @@
-"""Make a file of labelled point clouds: embedded shapes, or points sampled on OFF meshes.
+"""Make a file of labelled point clouds: embedded shapes, or points of a folder of files.
 
 All ranks share the clouds.
 """
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--off",
         type=Path,
         metavar="FOLDER",
-        help="sample the OFF meshes CLASS/train/*.off and CLASS/test/*.off of this folder, instead of embedded shapes",
+        help="sample the OFF, PLY, NPY and NPZ files in CLASS/train and CLASS/test of this folder, instead of shapes",
     )
     parser.add_argument("--points", type=int, default=CACHED_POINTS, help="points of each cloud (default: %(default)s)")
     parser.add_argument("--out", type=Path, metavar="PATH", help="HDF5 file to write")

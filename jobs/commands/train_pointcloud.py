@@ -1,4 +1,4 @@
-"""Train a sparse network to classify point clouds: from a file, a folder of OFF meshes, or embedded shapes.
+"""Train a sparse network to classify point clouds: from a file, a folder of meshes and point files, or embedded shapes.
 
 Writes to the folder --out: metrics.jsonl (a line per step and per evaluation of the held-out clouds after an epoch),
 checkpoints, summary.json, and result.png. At the end, the accuracy is compared with that of a majority vote and of a
@@ -53,7 +53,10 @@ def add_cloud_arguments(parser: argparse.ArgumentParser, defaults: CloudSettings
         Default values.
     """
     parser.add_argument(
-        "--data", type=Path, metavar="PATH", help="HDF5 file or folder of OFF meshes (default: embedded shapes)"
+        "--data",
+        type=Path,
+        metavar="PATH",
+        help="HDF5 file, or folder of OFF, PLY, NPY and NPZ files (default: embedded shapes)",
     )
     parser.add_argument("--model", choices=NETWORKS, default=defaults.model, help="network (default: %(default)s)")
     parser.add_argument(

@@ -8,8 +8,9 @@
     clouds          A labelled cloud, and the interface of a set of clouds
     datafile        HDF5 files of point clouds: their layout, and writing them on all ranks
     datasets        Point clouds opened for training: files in two formats, and folders of meshes
-    folders         A folder of OFF meshes laid out as ModelNet: class/train/*.off, class/test/*.off
+    folders         A folder of meshes and point files laid out as ModelNet: class/train/*, class/test/*
     off             Triangle meshes from OFF files
+    point_files     Point clouds and meshes from PLY, NPY and NPZ files
     sampling        Uniform sampling of points on a mesh, and of the points of a cloud in an epoch
     shapes          Labelled shapes generated from a seed, for runs without a data set
     surfaces        Surfaces as triangle meshes, from which shapes are composed

@@ -200,11 +200,11 @@ class PointClouds:
     Parameters
     ----------
     path : Path
-        An HDF5 file, or a folder of OFF meshes whose surfaces are sampled once.
+        An HDF5 file, or a folder of meshes and point files, which are sampled once.
     comm : MPI.Intracomm
         The ranks that open the data set.
     points : int
-        Number of points to sample on each mesh of a folder.
+        Number of points to sample from each file of a folder.
 
     Raises
     ------

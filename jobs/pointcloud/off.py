@@ -83,13 +83,48 @@ def read_off(path: Path) -> TriangleMesh:
         )
     vertices = _vertices(path, lines[:vertex_count])
     mesh = TriangleMesh(vertices, _triangles(path, lines[vertex_count:], vertex_count))
+    check_area(path, mesh)
+    return mesh
+
+
+def check_area(path: Path, mesh: TriangleMesh) -> None:
+    """Check that points can be sampled on a mesh.
+
+    Parameters
+    ----------
+    path : Path
+        The file, for the message.
+    mesh : TriangleMesh
+        The mesh.
+
+    Raises
+    ------
+    DataError
+        If the surface has no area, or its area is not finite.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         area = mesh.areas.sum()
     if not 0 < area < np.inf:
         raise DataError(
             f"{path}: the total area of {len(mesh.triangles)} triangles is {area:g}, so no point can be sampled; {FIX}"
         )
-    return mesh
+
+
+def fan_triangles(corners: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the triangles of faces, as fans around their first vertices.
+
+    Parameters
+    ----------
+    corners : ndarray of int64, shape (F, n)
+        Indices of the vertices of faces with n corners.
+
+    Returns
+    -------
+    ndarray of int64, shape (F (n - 2), 3)
+        The triangles.
+    """
+    fans = [corners[:, [0, second, second + 1]] for second in range(1, corners.shape[1] - 1)]
+    return np.concatenate([np.empty((0, 3), np.int64), *fans])
 
 
 def _lines(path: Path) -> list[_OffLine]:
@@ -142,12 +177,8 @@ def _triangles(path: Path, lines: list[_OffLine], vertex_count: int) -> NDArray[
     by_sides: dict[str, list[_OffLine]] = {}
     for line in lines:
         by_sides.setdefault(line.words[0], []).append(line)
-    triangles = [np.empty((0, 3), np.int64)]
-    for sides, faces in by_sides.items():
-        corners = _corners(path, sides, faces, vertex_count)
-        for second in range(1, corners.shape[1] - 1):
-            triangles.append(corners[:, [0, second, second + 1]])
-    return np.concatenate(triangles)
+    fans = [fan_triangles(_corners(path, sides, faces, vertex_count)) for sides, faces in by_sides.items()]
+    return np.concatenate([np.empty((0, 3), np.int64), *fans])
 
 
 def _corners(path: Path, sides: str, lines: list[_OffLine], vertex_count: int) -> NDArray[np.int64]:

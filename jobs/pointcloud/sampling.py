@@ -42,6 +42,29 @@ def surface_points(mesh: TriangleMesh, count: int, seed: int, sample: int) -> ND
     return points_in_triangles(mesh, random_triangles(mesh, count, random), random).astype(np.float32)
 
 
+def chosen_points(points: NDArray[np.float64], count: int, seed: int, sample: int) -> NDArray[np.float32]:
+    """Return a number of the points of a cloud.
+
+    Parameters
+    ----------
+    points : ndarray of float64, shape (P, 3)
+        The cloud, with at least one point.
+    count : int
+        Number of points.
+    seed, sample : int
+        Seed and index of the sample; the points depend on nothing else.
+
+    Returns
+    -------
+    ndarray of float32, shape (count, 3)
+        Random points without repetition, if there are as many. Otherwise all points, and random ones again.
+    """
+    random = np.random.default_rng((seed, _SURFACE, sample))
+    rows = random.permutation(len(points))[:count]
+    again = random.choice(len(points), count - len(rows))
+    return np.asarray(points[np.concatenate([rows, again])], np.float32)
+
+
 def random_triangles(mesh: TriangleMesh, count: int, random: np.random.Generator) -> NDArray[np.int64]:
     """Return random triangles, each with a probability proportional to its area.
 

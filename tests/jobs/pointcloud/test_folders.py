@@ -12,7 +12,7 @@ import pytest
 from distconv.communication.agreement import try_on_rank_0
 from distconv.errors import DataError, DistconvError
 from distconv.jobs.pointcloud.datasets import PointClouds
-from distconv.jobs.pointcloud.folders import cached_file, convert, find_meshes
+from distconv.jobs.pointcloud.folders import cached_file, convert, find_clouds
 from tests.jobs.pointcloud.cloud_files import write_modelnet
 
 
@@ -76,7 +76,7 @@ def test_a_file_elsewhere_is_not_overwritten_by_other_meshes(comm: Any, folder: 
 @pytest.mark.parametrize("name", ["empty", "none"])
 def test_a_folder_without_meshes_is_refused(comm: Any, shared_tmp_path: Path, name: str) -> None:
     try_on_rank_0(comm, lambda: (shared_tmp_path / "empty" / "class" / "train").mkdir(parents=True), DistconvError)
-    message = "no training meshes found. Store meshes as CLASS/train" if name == "empty" else "No such file"
+    message = "no training clouds found. Store files as CLASS/train" if name == "empty" else "No such file"
     with pytest.raises(DataError, match=message):
         cached_file(shared_tmp_path / name, comm)
 
@@ -85,7 +85,7 @@ def test_meshes_need_no_test_group_and_may_be_named_in_capitals(tmp_path: Path) 
     write_modelnet(tmp_path, train=1, test=0)
     mesh = tmp_path / "box" / "train" / "box_0000.off"
     mesh.rename(mesh.with_suffix(".OFF"))
-    found = find_meshes(tmp_path, 10)
+    found = find_clouds(tmp_path, 10)
     assert list(found) == ["train"]
     assert found["train"].labels.tolist() == [0, 1]
     assert np.array_equal(found["train"][0].points, found["train"][0].points)
@@ -93,6 +93,6 @@ def test_meshes_need_no_test_group_and_may_be_named_in_capitals(tmp_path: Path) 
 
 def test_meshes_come_by_class_and_name(tmp_path: Path) -> None:
     write_modelnet(tmp_path, train=3, test=1)
-    found = find_meshes(tmp_path, 10)["train"]
+    found = find_clouds(tmp_path, 10)["train"]
     assert [path.stem for path in found.paths] == [f"{name}_{n:04}" for name in ("box", "plank") for n in range(3)]
     assert found.labels.tolist() == [0, 0, 0, 1, 1, 1]
