@@ -15,7 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from distconv.layers.sparse import SparseAvgPool, SparseConv, SparseGlobalPool, SparseMaxPool, SparseSumPool
+from distconv.layers.sparse import (
+    SparseAvgPool,
+    SparseConv,
+    SparseGlobalPool,
+    SparseInstanceNorm,
+    SparseMaxPool,
+    SparseSumPool,
+)
 
 _CONVOLUTIONS: dict[int, Callable[..., torch.Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED: dict[int, Callable[..., torch.Tensor]] = {
@@ -181,11 +188,27 @@ def _apply_layer(layer: nn.Module, x: _Sites) -> _Sites:
         return _apply_convolution(layer, x)
     if isinstance(layer, (SparseMaxPool, SparseAvgPool, SparseSumPool)):
         return _apply_pool(layer, x)
+    if isinstance(layer, SparseInstanceNorm):
+        return _apply_instance_norm(layer, x)
+    on_volume = getattr(layer, "on_volume", None)
+    if on_volume is not None:
+        return _masked(on_volume(x.values), x.active)
     # Batch norm and pointwise layers take the features (sites, C) of the active sites, as in a sparse network.
     rows = layer(x.values.movedim(1, -1)[x.active])
     positions = x.active.nonzero(as_tuple=True)
     volume = rows.new_zeros(*x.active.shape, rows.shape[1]).index_put(positions, rows)
     return _Sites(volume.movedim(-1, 1), x.active)
+
+
+def _apply_instance_norm(layer: SparseInstanceNorm, x: _Sites) -> _Sites:
+    active, space = x.active[:, None].to(x.values.dtype), tuple(range(2, x.values.ndim))
+    sites = active.sum(space, keepdim=True).clamp(min=1)
+    centred = (x.values - x.values.sum(space, keepdim=True) / sites) * active
+    y = centred / (centred.square().sum(space, keepdim=True) / sites + layer.eps).sqrt()
+    if layer.weight is not None and layer.bias is not None:
+        by_channel = (-1, *[1] * len(space))
+        y = y * layer.weight.view(by_channel) + layer.bias.view(by_channel)
+    return _masked(y, x.active)
 
 
 def _apply_global_pool(layer: SparseGlobalPool, x: _Sites) -> torch.Tensor:

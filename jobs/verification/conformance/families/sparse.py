@@ -24,9 +24,13 @@ from distconv.layers.sparse import (
     SparseAvgPool,
     SparseConv,
     SparseGlobalPool,
+    SparseInstanceNorm,
     SparseMaxPool,
     SparseSumPool,
     SparseTensor,
+    broadcast_to_sites,
+    prune,
+    union,
 )
 from distconv.layers.sparse.coordinate_manager import Sites
 from distconv.layers.sparse.distributed import DistributedManager
@@ -111,6 +115,37 @@ def _forward(layers: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
     return _dense_block(y, frame) if isinstance(y, SparseTensor) else y
 
 
+# -- operators on sets of sites, each with its dense reference --------------------------------------------------------
+
+
+class _PruneAndUnion(nn.Module):
+    """Adds the sites whose first channel is positive once more."""
+
+    def forward(self, x: SparseTensor) -> SparseTensor:
+        return union(x, prune(x, x.features[:, 0] > 0))
+
+    def on_volume(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the volume of the result."""
+        return values + values * (values[:, :1] > 0)
+
+
+class _Broadcast(nn.Module):
+    """Multiplies by the sum of each sample, and adds a parameter for each sample."""
+
+    def __init__(self, samples: int, channels: int) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(samples, channels))
+
+    def forward(self, x: SparseTensor) -> SparseTensor:
+        y: SparseTensor = x * broadcast_to_sites(SparseGlobalPool("sum")(x), x) + broadcast_to_sites(self.shift, x)
+        return y
+
+    def on_volume(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the volume of the result, also at inactive sites."""
+        space = tuple(range(2, values.ndim))
+        return values * values.sum(space, keepdim=True) + self.shift.view(*self.shift.shape, *[1] * len(space))
+
+
 # -- the table --------------------------------------------------------------------------------------------------------
 
 
@@ -191,6 +226,9 @@ def _pools_and_networks(dimension: int) -> Iterator[ConformanceCase]:
         yield _layer(dimension, "all windows K3 s2 p1", kind, 3, 2, dimension, padding=1, all_windows=True)
         sizes, strides, dilation = (each[:dimension] for each in ((2, 3, 1, 2), (2, 1, 3, 2), (2, 1, 1, 1)))
         yield _layer(dimension, "sizes by dimension", kind, sizes, strides, dimension, dilation=dilation)
+    yield _case(dimension, "SparseInstanceNorm", "affine", lambda sizes: [SparseInstanceNorm(sizes["c"])])
+    yield _case(dimension, "union", "with prune", lambda sizes: [_PruneAndUnion()])
+    yield _case(dimension, "broadcast_to_sites", "sum", lambda sizes: [_Broadcast(sizes["n"], sizes["c"])])
     for mode in ("max", "avg", "sum"):
         yield _layer(dimension, mode, SparseGlobalPool, mode)
     yield _case(
