@@ -263,7 +263,7 @@ class CoordinateManager:
         )
 
     def replicate_parameter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a parameter for work on the sites."""
+        """Return a parameter, or another tensor that all ranks need, for work on the sites."""
         return tensor
 
     def local_rows(self, features: torch.Tensor) -> torch.Tensor:

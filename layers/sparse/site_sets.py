@@ -122,4 +122,6 @@ def broadcast_to_sites(values: torch.Tensor, x: SparseTensor) -> SparseTensor:
             f"broadcast_to_sites: values have shape {tuple(values.shape)}. Pass ({x.batch_size}, channels), one row "
             "for each sample."
         )
-    return x.replace(values[x.coords[:, 0]])
+    manager = x.coordinate_manager
+    rows = manager.replicate_parameter(values)[x.sites.coords[:, 0]]
+    return SparseTensor.on(x.sites, manager, manager.wrap_features(rows, x.sites))

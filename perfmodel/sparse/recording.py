@@ -177,7 +177,8 @@ class _RecordingManager(CoordinateManager):
 
     A layer with a window calls :meth:`gather_needed`, then :meth:`replicate_parameter` for each parameter, then
     :meth:`wrap_features`. Pooling over all sites calls :meth:`sites_per_sample`, then a sum or a maximum. The first
-    call stores what is known of the operation in ``_asked``, and the last one records it.
+    call stores what is known of the operation in ``_asked``, and the last one records it. Pruning and broadcasts call
+    the last one alone, and are not recorded.
     """
 
     def __init__(self, recorder: _SparseRecorder) -> None:
@@ -209,14 +210,17 @@ class _RecordingManager(CoordinateManager):
 
     def replicate_parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the parameter unchanged, and count its elements."""
-        self._asked["parameters"] += tensor.numel()
+        if self._asked:
+            self._asked["parameters"] += tensor.numel()
         return tensor
 
     def wrap_features(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
-        """Return the features unchanged, and record the operation."""
-        # Pooling over windows has no parameters.
-        kind = "convolution" if self._asked["parameters"] else "pooling"
-        self._recorder.record_operation(kind, outputs=sites, filters=features.shape[1], **self._asked)
+        """Return the features unchanged, and record the operation of a layer with a window."""
+        asked, self._asked = self._asked, {}
+        if asked:
+            # Pooling over windows has no parameters.
+            kind = "convolution" if asked["parameters"] else "pooling"
+            self._recorder.record_operation(kind, outputs=sites, filters=features.shape[1], **asked)
         return features
 
     def sites_per_sample(self, sites: Sites) -> torch.Tensor:
@@ -233,5 +237,6 @@ class _RecordingManager(CoordinateManager):
         return self._pooled(values)
 
     def _pooled(self, values: torch.Tensor) -> torch.Tensor:
-        self._recorder.record_operation("global_pool", channels=values.shape[1], filters=values.shape[1], **self._asked)
+        asked, self._asked = self._asked, {}
+        self._recorder.record_operation("global_pool", channels=values.shape[1], filters=values.shape[1], **asked)
         return values

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from distconv.layers.sparse import SparseConv
+from distconv.layers.sparse import SparseConv, SparseInstanceNorm, SparseTensor, prune
 from distconv.perfmodel.sparse.recording import record
 from tests.perfmodel.sparse.examples import cloud, network, resnet
 
@@ -48,3 +48,22 @@ def test_the_model_and_the_example_stay_as_they_were() -> None:
     assert not model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert x.coordinate_manager.misses == 0
+
+
+def test_pruning_broadcasts_and_norms_leave_the_layers_as_they_are() -> None:
+    class Combined(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.last = SparseConv(2, 3, 3), SparseInstanceNorm(3), SparseConv(3, 4, 2, 2)
+
+        def forward(self, x: SparseTensor) -> SparseTensor:
+            x = self.norm(self.first(x))
+            return self.last(prune(x, x.features[:, 0] > 0))
+
+    found = [op for op in record(Combined().double(), cloud()).operations if op.kind != "pointwise"]
+    assert [(op.name, op.kind, op.channels, op.filters) for op in found] == [
+        ("first", "convolution", 2, 3),
+        ("norm._mean", "global_pool", 3, 3),
+        ("norm._mean", "global_pool", 3, 3),
+        ("last", "convolution", 3, 4),
+    ]
