@@ -26,11 +26,20 @@ def sparse_layers() -> list[nn.Module]:
         {"submanifold": False, "stride": 2},
         {"submanifold": False, "stride": 3},
         {"submanifold": False, "stride": 2, "transposed": True},
+        {"padding": 0},
+        {"stride": (1, 2)},
+        {"dilation": (1, 2)},
+        {"stride": 2, "all_windows": True},
+        {"stride": (1, 2), "all_windows": True},
+        {"stride": 2, "all_windows": True, "padding": 0},
+        {"stride": 2, "all_windows": True, "transposed": True},
+        {"stride": (1, 2), "all_windows": True, "transposed": True},
     ]
     layers = [
         SparseConv(**{"in_channels": 1, "out_channels": 1, "kernel_size": 3, "dimension": 2} | o) for o in options
     ]
-    return [*(each.double() for each in layers), SparseMaxPool(2, dimension=2), layers[0].double()]
+    pools = [SparseMaxPool(2, dimension=2), SparseMaxPool(3, 2, 2), SparseMaxPool(3, 2, 2, all_windows=True)]
+    return [*(each.double() for each in layers), *pools, layers[0].double()]
 
 
 @pytest.mark.ranks(1, 2)

@@ -22,10 +22,12 @@ def cloud(
     channels: int = 1,
     samples: int = 1,
     stride: int = 1,
+    borders: int | None = None,
     partition: Any = None,
 ) -> SparseTensor:
     coords = torch.tensor([[0, 0], [0, at], [0, 8]])
     x = SparseTensor(coords, torch.zeros(3, channels, dtype=dtype), stride, batch_size=samples)
+    x = x.with_spatial_shape(borders)
     return sparse.scatter(x, grid_over(r.comm, w=r.size), partition)
 
 
@@ -44,6 +46,7 @@ SPARSE: dict[str, Case] = {
     "sparse scatter: channels": (lambda r: cloud(r, channels=r.pick(1, 2)), "sparse scatter: ranks disagree"),
     "sparse scatter: batch": (lambda r: cloud(r, samples=r.pick(1, 2)), "sparse scatter: ranks disagree"),
     "sparse scatter: stride": (lambda r: cloud(r, stride=r.pick(1, 2)), "sparse scatter: ranks disagree"),
+    "sparse scatter: borders": (lambda r: cloud(r, borders=r.pick(None, 9)), "sparse scatter: ranks disagree"),
     "sparse scatter: boxes": (
         lambda r: cloud(r, partition=r.pick(None, of_other(r))),
         "sparse scatter: ranks disagree",
