@@ -31,7 +31,7 @@ class SparseConv(nn.Module):
 
     - ``submanifold`` (the default with stride 1): those of the input;
     - ``all_windows``, and stride 1 without ``submanifold``: all sites whose window holds an input, as in spconv. With a
-      spatial shape of the input (:meth:`SparseTensor.with_spatial_shape`) they are within the output of torch's
+      spatial shape of the input (``SparseTensor.with_spatial_shape``) they are within the output of torch's
       convolution with this padding. Otherwise they are also beyond the range of the input;
     - stride s > 1: the cells of s^D that hold an input, u = floor(site / s), even if no input lies in the window;
     - ``transposed`` (torch's ``conv_transpose`` with the same p): the finer sites from which layers have derived the
@@ -146,7 +146,7 @@ class SparseConv(nn.Module):
 
     @property
     def matrices(self) -> torch.Tensor:
-        """The weight as (K, C, F), or (K, G, C / G, F / G) with groups: a matrix for each offset; not a copy."""
+        """The weight as (K, C, F), or with groups (K, G, C / G, F / G), one matrix for each offset; not a copy."""
         return self._matrices(self.weight)
 
     def _matrices(self, weight: torch.Tensor) -> torch.Tensor:

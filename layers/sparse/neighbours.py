@@ -78,12 +78,12 @@ def knn(points: torch.Tensor, queries: torch.Tensor, k: int) -> Neighbours:
 def radius_search(points: torch.Tensor, queries: torch.Tensor, radius: float, max_points: int) -> Neighbours:
     """Return the nearest points within a radius of each query, up to a number of them.
 
-    Distances are differentiable as in :func:`knn`. Collective for DistTensors: call on every rank.
+    Distances are differentiable as in ``knn``. Collective for DistTensors: call on every rank.
 
     Parameters
     ----------
     points, queries : Tensor or DistTensor
-        As in :func:`knn`.
+        As in ``knn``.
     radius : float
         Largest distance.
     max_points : int
@@ -92,7 +92,7 @@ def radius_search(points: torch.Tensor, queries: torch.Tensor, radius: float, ma
     Returns
     -------
     Neighbours
-        As of :func:`knn`, with empty slots where there are fewer points.
+        As of ``knn``, with empty slots where there are fewer points.
 
     Raises
     ------
@@ -117,12 +117,12 @@ def radius_search(points: torch.Tensor, queries: torch.Tensor, radius: float, ma
 def radius_pairs(points: torch.Tensor, queries: torch.Tensor, radius: float) -> NeighbourPairs:
     """Return all pairs of a query and a point within a radius.
 
-    Distances are differentiable as in :func:`knn`. Collective for DistTensors: call on every rank.
+    Distances are differentiable as in ``knn``. Collective for DistTensors: call on every rank.
 
     Parameters
     ----------
     points, queries : Tensor or DistTensor
-        As in :func:`knn`.
+        As in ``knn``.
     radius : float
         Largest distance.
 

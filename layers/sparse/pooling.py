@@ -43,7 +43,7 @@ class _WindowPool(nn.Module):
     dilation : int or sequence of int
         Distance of the cells of a window.
     all_windows : bool
-        True for an output at every site whose window holds an input, as in spconv and in :class:`SparseConv`. Otherwise
+        True for an output at every site whose window holds an input, as in spconv and in ``SparseConv``. Otherwise
         see above.
 
     Raises

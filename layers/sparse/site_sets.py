@@ -101,7 +101,7 @@ def broadcast_to_sites(values: torch.Tensor, x: SparseTensor) -> SparseTensor:
     Parameters
     ----------
     values : Tensor
-        (B, C), such as the result of :class:`SparseGlobalPool`. For a split tensor, a plain tensor is identical on all
+        (B, C), such as the result of ``SparseGlobalPool``. For a split tensor, a plain tensor is identical on all
         ranks.
     x : SparseTensor
         The sites; its features are not used.

@@ -156,7 +156,7 @@ class SparseTensor:
 
     @property
     def stride(self) -> int | tuple[int, ...]:
-        """Edge of a cell, in cells of the finest grid: one number, or one for each dimension if they differ."""
+        """Edge of a cell, in cells of the finest grid. One number, or one for each dimension if they differ."""
         return self.sites.stride[0] if len(set(self.sites.stride)) == 1 else self.sites.stride
 
     @property
