@@ -101,6 +101,10 @@ def test_there_may_be_no_points_and_no_queries():
         (lambda: knn(torch.zeros(2, 3), torch.zeros(2, 3), 0), "k=0"),
         (lambda: knn(torch.zeros(2, 3), torch.zeros(2, 2), 1), r"Pass \(N, D\) and \(Q, D\)"),
         (lambda: radius_pairs(torch.zeros(2, 3), torch.zeros(2, 3).double(), 1), "of one dtype"),
+        (
+            lambda: radius_search(torch.zeros(2, 3), torch.zeros(2), 1, 2),
+            r"radius_search: .* Pass \(N, D\) and \(Q, D\)",
+        ),
         (lambda: radius_search(torch.zeros(2, 3), torch.zeros(2, 3), 1, 0), "max_points=0. Pass a positive number"),
     ],
 )
