@@ -7,6 +7,7 @@ tensors, which have shapes and strides but no memory. ``DistTensor.__torch_funct
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -308,14 +309,37 @@ def _compute_outcome(function: Callable[..., Any], args: Any, kwargs: Any) -> _O
         results = torch.empty_like(results, memory_format=_memory_format(operands[:1]))
     elif order is StridePolicy.OF_LAYER:
         # cuDNN returns contiguous results of float64 convolutions.
-        is_float64 = on_gpu and torch.float64 in (x.dtype for x in operands)
+        is_contiguous = on_gpu and torch.float64 in (x.dtype for x in operands)
+        if rule is not None and not on_gpu and isinstance(results, torch.Tensor) and results.dim() == 5:
+            is_contiguous = _is_contiguous_convolution(rule.operator, args, kwargs)
         results = torch.empty_like(
-            results, memory_format=torch.contiguous_format if is_float64 else _memory_format(operands[:2])
+            results, memory_format=torch.contiguous_format if is_contiguous else _memory_format(operands[:2])
         )
     elif order is StridePolicy.IN_TRAINING and (named.get("training") or any(given[3:4])) and results is not given[0]:
         results = results if on_gpu else torch.empty(results.shape, device="meta")
     strides = tuple(noncontiguous_strides(t) for t in _tensors(results))
     return _Outcome(strides, bool(given) and results is given[0])
+
+
+def _is_contiguous_convolution(operator: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Return True if torch computes a 3-D convolution on a CPU by a kernel whose results are always contiguous.
+
+    Of the CPU's kernels only those of oneDNN keep channels-last. torch chooses one by dtype, sizes and threads.
+    """
+
+    def without_memory(value: Any) -> Any:
+        return restore_arguments(value, lambda key: torch.empty((), dtype=key.dtype).expand(key.shape))
+
+    bound = inspect.signature(operator).bind(*without_memory(args), **{k: without_memory(v) for k, v in kwargs})
+    bound.apply_defaults()
+    options = {name: [v] * 3 if isinstance(v, int) else v for name, v in bound.arguments.items()}
+    padding = [0] * 3 if isinstance(options["padding"], str) else options["padding"]
+    transposed = "output_padding" in options
+    backend = torch._C._select_conv_backend(
+        options["input"], options["weight"], None, options["stride"], padding, options["dilation"], transposed,
+        options.get("output_padding", [0] * 3), bound.arguments["groups"],
+    )  # fmt: skip
+    return str(backend).rpartition(".")[2] in ("Slow3d", "SlowDilated3d", "SlowTranspose3d")
 
 
 _compute_outcome_cached = lru_cache(maxsize=4096)(_compute_outcome)

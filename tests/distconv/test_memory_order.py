@@ -62,6 +62,34 @@ DRAWN = [
 ]
 
 
+VOLUMES = {
+    "kernel of 3": lambda x, w: F.conv3d(x, w, padding=1),
+    "kernel of 1": lambda x, w: F.conv3d(x, w[..., :1, :1, :1]),
+    "same": lambda x, w: F.conv3d(x, w, padding="same"),
+    "dilated": lambda x, w: torch.conv3d(x, w, None, (1, 1, 1), [2, 2, 2], dilation=2),
+    "transposed": lambda x, w: F.conv_transpose3d(x, w, None, 2, output_padding=1),
+    "weight channels last": lambda x, w: F.conv3d(x.contiguous(), w.to(memory_format=torch.channels_last_3d)),
+}
+
+
+@pytest.mark.parametrize("call", VOLUMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("samples", [1, 3])
+@RANKS
+@pytest.mark.cpu
+def test_strides_of_volumes_are_those_of_the_kernel_that_torch_chooses(comm, call, dtype, samples):
+    x = normal(samples, 4, 5, 6, 7).to(dtype).contiguous(memory_format=torch.channels_last_3d)
+    weight = normal(4, 4, 3, 3, 3).to(dtype)
+    expected = VOLUMES[call](x, weight)
+    for grid in grids(comm, "nhc"):
+        found = VOLUMES[call](dc.scatter(x, grid), weight)
+        assert found.stride() == expected.stride()
+        torch.manual_seed(3)
+        dropped = F.dropout(expected, 0.4)
+        torch.manual_seed(3)
+        torch.testing.assert_close(dc.gather(F.dropout(found, 0.4)), dropped, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("make", MADE)
 @RANKS
 def test_strides_and_draws_are_those_of_one_process(comm, make):

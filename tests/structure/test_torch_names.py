@@ -20,7 +20,7 @@ torch._C.ScriptFunction torch._C.ScriptMethod torch._C.TensorBase torch._C._Excl
 torch._C._are_functorch_transforms_active torch._C._autograd torch._C._autograd._get_sequence_nr
 torch._C._autograd._top_saved_tensors_default_hooks
 torch._C._current_graph_task_id torch._C._is_any_autocast_enabled torch._C._nn torch._C._nn.linear torch._C._nn.pad
-torch._C._storage_Use_Count torch._C._to_dlpack torch._C._will_engine_execute_node
+torch._C._select_conv_backend torch._C._storage_Use_Count torch._C._to_dlpack torch._C._will_engine_execute_node
 torch._amp_foreach_non_finite_check_and_unscale_ torch._dynamo.convert_frame
 torch._dynamo.convert_frame.CatchErrorsWrapper torch._dynamo.types torch._dynamo.types.ConvertFrameReturn
 torch._dynamo.types.FrameAction torch._dynamo.types.FrameAction.SKIP torch._dynamo.types.FrameExecStrategy
