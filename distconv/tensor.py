@@ -269,7 +269,9 @@ class DistTensor(torch.Tensor):
 
     # -- redistribution -----------------------------------------------------------------------------------------------
 
-    def redistribute(self, target: Distribution | ProcessGrid) -> DistTensor:
+    def redistribute(
+        self, target: Distribution | ProcessGrid | None = None, *, placements: Sequence[Any] | None = None
+    ) -> DistTensor:
         """Return the same global tensor under another distribution.
 
         Collective: call on every rank. Differentiable: the backward pass redistributes the gradient back.
@@ -278,12 +280,26 @@ class DistTensor(torch.Tensor):
         ----------
         target : Distribution or ProcessGrid
             The distribution, or another grid of the same ranks, over which the same axes split the tensor.
+        placements : sequence of torch.distributed.tensor.Replicate, optional
+            Instead of ``target``, as models pass it that also take a DTensor: the result is complete on every rank.
 
         Returns
         -------
         DistTensor
             This tensor, if it already has the distribution.
+
+        Raises
+        ------
+        UnsupportedOperation
+            If neither or both are given, or a placement is not ``Replicate``.
         """
+        if placements is not None and target is None and all(p.is_replicate() for p in placements):
+            target = self.dist.replicate()
+        elif target is None or placements is not None:
+            raise UnsupportedOperation(
+                f"redistribute: no distribution (placements={placements}). Pass a Distribution or a "
+                "ProcessGrid; of a DTensor's placements only Replicate() can be used"
+            )
         dist = Distribution(target, self.dist.axes) if isinstance(target, ProcessGrid) else target
         if dist == self.dist:
             return self

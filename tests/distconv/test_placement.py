@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -170,6 +172,25 @@ def test_changing_what_was_redistributed_changes_the_source_nowhere(comm):
     y = x.redistribute(dc.Distribution(grid, (None, None)))
     y.local.add_(1)
     assert torch.equal(dc.gather(x), normal(1, 3))
+
+
+@pytest.mark.ranks(at_least=2)
+def test_placements_of_a_dtensor_replicate_or_raise(comm):
+    from torch.distributed.tensor import Replicate, Shard
+
+    grid = grid_over(comm, n=comm.size)
+    x = dc.scatter(normal(5, 3), grid).requires_grad_()
+    y = x.redistribute(placements=[Replicate()])
+    assert y.dist == x.dist.replicate()
+    (y * normal(5, 3, seed=1)).sum().backward()
+    assert torch.equal(dc.gather(x.grad), normal(5, 3, seed=1))
+    for arguments in ({"placements": [Shard(0)]}, {}, {"target": grid, "placements": [Replicate()]}):
+        raises_everywhere(
+            comm,
+            dc.UnsupportedOperation,
+            r"redistribute: no distribution .*Pass a Distribution",
+            partial(x.redistribute, **arguments),
+        )
 
 
 DIFFERENT = {
