@@ -6,14 +6,13 @@ Unmodified, with few classes, on small inputs, and where their options allow it 
 from __future__ import annotations
 
 import importlib
-import sys
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from tests.layers.models.third_party_networks import Network, _monai, _segmentation, _shallow, torchvision
+from tests.layers.models.third_party_networks import Network, _monai, _segmentation, _shallow, hide_kernels, torchvision
 
 IMAGES = (2, 3, 64, 96)
 
@@ -32,8 +31,7 @@ def _hugging(model: str, *shape: int, **options: Any) -> Network:
 
     def build() -> nn.Module:
         torchvision()
-        # In a checkout our folder kernels is found where transformers looks for the package of this name, now or later.
-        sys.modules.setdefault("kernels", None)  # type: ignore[arg-type]
+        hide_kernels()
         kind = getattr(importlib.import_module("transformers"), model)
         network: nn.Module = kind(kind.config_class(num_labels=5, **options))
         return network

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -12,15 +13,35 @@ import pytest
 import torch
 from torch import nn
 
+import distconv as dc
+from tests.distconv.layouts import normal
+
+Axes = str | Sequence[str | None] | None
+"""The grid axis that splits each dimension, as ``dc.scatter`` takes it."""
+
 
 @dataclass(frozen=True)
 class Network:
-    """How to build one, from which package, the shape of its input, and the precision that it computes in."""
+    """How to build one, from which package, its inputs, and the precision that it computes in."""
 
     package: str
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
+    """Shape of the first input."""
     dtype: torch.dtype = torch.float64
+    dims: Axes = None
+    """Grid axes of the first input."""
+    others: tuple[tuple[tuple[int, ...], Axes], ...] = ()
+    """Shapes and grid axes of further inputs, such as the time of each sample."""
+
+    def inputs(self, grid: dc.ProcessGrid | None = None) -> list[torch.Tensor]:
+        """The inputs, of which the first requires a gradient; split over ``grid``, or for one process."""
+        every = [(self.shape, self.dims), *self.others]
+        full = [normal(*shape, seed=8 + i).to(self.dtype) for i, (shape, _) in enumerate(every)]
+        if grid is not None:
+            full = [dc.scatter(tensor, grid, dims=dims) for tensor, (_, dims) in zip(full, every, strict=True)]
+        full[0].requires_grad_()
+        return full
 
 
 _declared: list[torch.library.Library] = []
@@ -41,6 +62,11 @@ def torchvision() -> Any:
         return importlib.import_module("torchvision")
 
 
+def hide_kernels() -> None:
+    """In a checkout our folder kernels is found where a package looks for one of this name, now or later."""
+    sys.modules.setdefault("kernels", None)  # type: ignore[arg-type]
+
+
 def _vision(name: str, *shape: int, **options: Any) -> Network:
     def build() -> nn.Module:
         model: nn.Module = torchvision().models.get_model(name, weights=None, num_classes=5, **options)
@@ -54,14 +80,14 @@ def _shallow(build: Callable[[Any], nn.Module], *shape: int) -> Network:
     return Network("torchvision", lambda: build(torchvision().models), shape)
 
 
-def _monai(name: str, *shape: int, **options: Any) -> Network:
+def _monai(name: str, *shape: int, others: Any = (), **options: Any) -> Network:
     def build() -> nn.Module:
         network = getattr(importlib.import_module("monai.networks.nets"), name)
         outputs = {} if "num_classes" in options else {"out_channels": 3}
         model: nn.Module = network(spatial_dims=len(shape) - 2, in_channels=shape[1], **outputs, **options)
         return model
 
-    return Network("monai", build, shape)
+    return Network("monai", build, shape, others=others)
 
 
 def _segmentation(name: str, encoder: str, *shape: int, **options: Any) -> Network:
@@ -126,8 +152,8 @@ LARGE = {
 
 
 def need(package: str) -> None:
-    """Skip the test if ``package`` is not installed."""
-    if find_spec(package) is None:
+    """Skip the test if ``package`` is not installed; a network written from its paper needs none."""
+    if " " not in package and find_spec(package) is None:
         pytest.skip(f"needs the package {package} (extra third-party)")
 
 
@@ -139,7 +165,7 @@ def built(network: Network) -> nn.Module:
     model.double() if network.dtype is torch.float64 else model.float()
     random = torch.Generator().manual_seed(6)
     for parameter in model.parameters():
-        if parameter.abs().max() < 1e-3 and not parameter.is_complex():
+        if parameter.numel() and parameter.abs().max() < 1e-3 and not parameter.is_complex():
             parameter.data += 0.1 + 0.3 * torch.rand(parameter.shape, generator=random, dtype=parameter.dtype)
     return model
 

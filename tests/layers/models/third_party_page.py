@@ -1,4 +1,4 @@
-"""Writes docs/evidence/third-party.md: other people's networks over four grids of four ranks against one process.
+"""Writes docs/evidence/third-party.md: networks of others over grids of two and four ranks against one process.
 
 ``mpiexec -n 4 python -m tests.layers.models.third_party_page docs/evidence/third-party.md`` with the extra third-party.
 """
@@ -15,12 +15,16 @@ from typing import NamedTuple
 from mpi4py import MPI
 
 import distconv as dc
+from distconv.communication.transport import count_traffic
 from distconv.jobs.verification.engine import journal
 from distconv.layers.common import call_site
-from tests.distconv.layouts import normal
-from tests.layers.models.test_third_party import GRIDS, Values, check, step
+from tests.layers.models.paper_networks.networks import PAPERS
+from tests.layers.models.step_costs import activation_bytes, sent_bytes
+from tests.layers.models.test_third_party import GRIDS, Values, check, results, train
+from tests.layers.models.third_party_imaging import IMAGING
 from tests.layers.models.third_party_modern import MODERN
 from tests.layers.models.third_party_networks import LARGE, NETWORKS, Network, built
+from tests.layers.models.third_party_science import SCIENCE
 
 HEAD = """\
 # Networks of other packages
@@ -28,12 +32,24 @@ HEAD = """\
 <!-- Generated; do not edit.
 Command: mpiexec -n 4 python -m tests.layers.models.third_party_page docs/evidence/third-party.md -->
 
-The networks are built by their packages and unchanged. Each runs one step of SGD with momentum in training mode, then
-an evaluation, in float64 (or float32 if a network requires it). Outputs, gradients of weights and of the input,
-weights and buffers after the step, and the evaluation's outputs are compared with one process.
+The networks are built by their packages and unchanged; those of *its paper* are written from it in plain PyTorch. Each
+runs one step of SGD with momentum in training mode, then an evaluation, in float64 (or float32 if a network requires
+it). Outputs, gradients of weights and of the input, weights and buffers after the step, and the evaluation's outputs
+are compared with one process.
 
-*exact*: each tensor to 1e-9 of its largest number (1e-4 in float32). *warn* counts the calls that are computed
-replicated, with the bytes that every rank gathers for them.
+A cell has, separated by dots:
+
+1. *exact*: each tensor to 1e-9 of its largest number (1e-4 in float32).
+2. Memory: the peak of a forward pass on the rank with the highest, divided by that of one process. It is what torch's
+   CPU allocator has given out for activations and temporary tensors. Weights, which spatial grids replicate, do not
+   count.
+3. Bytes that the rank that sends most sends in a step: messages, and 2 (p - 1) / p of each buffer that p ranks
+   all-reduce. The all-reduce of the weights' gradients does not count.
+4. *warn*: the calls that are computed replicated, with the bytes that every rank gathers for them.
+
+The networks are narrow and their inputs small, so that halos and temporary tensors weigh more than in practice. Sounds
+and the points of a mesh are split along their length by `h`. Grids of two axes were compared, too: `n=2,c=2`, `n=2,w=2`
+and `c=2,h=2`, in the last columns.
 """
 
 
@@ -41,62 +57,101 @@ class Outcome(NamedTuple):
     """Result of a network on one grid."""
 
     text: str
+    memory: int
+    sent: int
     warnings: int
-    bytes: int
+    gathered: int
 
-    def __str__(self) -> str:
-        warned = f", {self.warnings} warn ({journal.size(self.bytes)})" if self.warnings else ""
-        return f"{self.text}{warned}"
+    def cell(self, one: int, costs: bool) -> str:
+        """Return the cell of the table; ``one``: the memory of one process."""
+        warned = f" · {self.warnings} warn ({journal.size(self.gathered)})" if self.warnings else ""
+        moved = f" · {self.memory / one:.2f} · {journal.size(self.sent)}" if costs else ""
+        return f"{self.text}{moved}{warned}"
+
+
+class Row(NamedTuple):
+    """Results of a network: the memory of one process, and a result for each grid."""
+
+    memory: int
+    outcomes: dict[str, Outcome]
 
 
 def outcome(comm: MPI.Intracomm, network: Network, expected: Values, grid: str) -> Outcome:
     """Run ``network`` over ``grid`` and compare. Collective."""
     call_site.clear_warned_sites()
-    x = normal(*network.shape, seed=8).to(network.dtype)
     process_grid = dc.ProcessGrid(comm, **dc.parse_grid(grid))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = step(dc.parallelize(built(network), process_grid), dc.scatter(x, process_grid).requires_grad_())
+        model, inputs = dc.parallelize(built(network), process_grid), network.inputs(process_grid)
+        with count_traffic() as traffic:
+            outputs = train(model, inputs)
+        found = results(model, inputs, outputs)
+        memory = activation_bytes(model, inputs)
     try:
         check(found, expected, grid)
         text = "exact"
     except AssertionError:
         text = "WRONG"
-    texts = set(comm.allgather(text))
     replications = [str(w.message) for w in caught if issubclass(w.category, dc.ReplicationWarning)]
     gathered = (
         int(amount.replace(",", "")) for t in replications for amount in re.findall(r"gathers ([\d,]+) bytes", t)
     )
-    return Outcome("exact" if texts == {"exact"} else "WRONG", len(replications), sum(gathered))
+    return Outcome(
+        "exact" if set(comm.allgather(text)) == {"exact"} else "WRONG",
+        comm.allreduce(memory, MPI.MAX),
+        comm.allreduce(sent_bytes(traffic), MPI.MAX),
+        len(replications),
+        sum(gathered),
+    )
 
 
-def rows(comm: MPI.Intracomm, networks: Mapping[str, Network]) -> dict[str, list[Outcome]]:
-    """Return the result of each network on each grid. Collective."""
-    found = {}
+def row(comm: MPI.Intracomm, pair: MPI.Intracomm, network: Network) -> Row:
+    """Return the results of a network: over grids of four ranks, and on each pair of ranks over other ones of two."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model, inputs = built(network), network.inputs()
+        expected = results(model, inputs, train(model, inputs))
+        memory = activation_bytes(model, inputs)
+    mine = GRIDS[2][comm.rank // 2 :: 2]
+    found = {grid: outcome(pair, network, expected, grid) for grid in mine}
+    pairs = {grid: each for part in comm.allgather(found) for grid, each in part.items()}
+    fours = {grid: outcome(comm, network, expected, grid) for grid in GRIDS[4]}
+    return Row(memory, {**{grid: pairs[grid] for grid in GRIDS[2]}, **fours})
+
+
+def rows(comm: MPI.Intracomm, networks: Mapping[str, Network]) -> dict[str, Row]:
+    """Return the results of all networks. Collective."""
+    pair, found = comm.Split(comm.rank // 2), {}
     for name, network in networks.items():
-        x = normal(*network.shape, seed=8).to(network.dtype)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            expected = step(built(network), x.requires_grad_())
-        found[name] = [outcome(comm, network, expected, grid) for grid in GRIDS[comm.size]]
+        found[name] = row(comm, pair, network)
         if comm.rank == 0:
-            print(name, *found[name], sep=" | ", flush=True)
+            print(name, *(each.cell(found[name].memory, True) for each in found[name].outcomes.values()), flush=True)
     return found
 
 
+def table(found: Mapping[str, Row], networks: Mapping[str, Network]) -> str:
+    """Return the page's table; grids after the first of four ranks have no costs."""
+    with_costs = [*GRIDS[2], GRIDS[4][0]]
+    grids = [*GRIDS[2], *GRIDS[4]]
+    lines = [f"| network | package | {' | '.join(grids)} |", f"{'| --- ' * (2 + len(grids))}|"]
+    for name, each in found.items():
+        cells = (each.outcomes[grid].cell(each.memory, grid in with_costs) for grid in grids)
+        lines.append(f"| {name} | {networks[name].package} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
-    """Run all; 1 if one is wrong."""
-    comm, networks = MPI.COMM_WORLD, {**NETWORKS, **MODERN, **LARGE}
-    found = rows(comm, networks)
-    outcomes = [each for row in found.values() for each in row]
+    """Run all, or those that the command line names; 1 if one is wrong."""
+    comm = MPI.COMM_WORLD
+    networks = {**NETWORKS, **MODERN, **LARGE, **SCIENCE, **IMAGING, **PAPERS}
+    found = rows(comm, {name: networks[name] for name in sys.argv[2:] or networks})
+    outcomes = [each for row in found.values() for each in row.outcomes.values()]
     wrong = [each for each in outcomes if each.text != "exact"]
     if comm.rank == 0:
-        warned = sum(any(each.warnings for each in row) for row in found.values())
-        total = f"{len(found)} networks on {len(GRIDS[comm.size])} grids: {len(outcomes) - len(wrong)} of "
+        warned = sum(any(each.warnings for each in row.outcomes.values()) for row in found.values())
+        total = f"{len(found)} networks on {len(GRIDS[2] + GRIDS[4])} grids: {len(outcomes) - len(wrong)} of "
         total += f"{len(outcomes)} runs exact; {warned} networks warn.\n"
-        head = f"| network | package | {' | '.join(GRIDS[comm.size])} |\n{'| --- ' * (2 + len(GRIDS[comm.size]))}|\n"
-        lines = (f"| {n} | {networks[n].package} | {' | '.join(map(str, row))} |\n" for n, row in found.items())
-        Path(sys.argv[1]).write_text(f"{HEAD}\n{total}\n{head}{''.join(lines)}")
+        Path(sys.argv[1]).write_text(f"{HEAD}\n{total}\n{table(found, networks)}")
     return bool(wrong)
 
 
