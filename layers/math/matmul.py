@@ -117,6 +117,7 @@ def _plan_contraction(
         plan.add_axes(operand, operand.dist.split, unsplit)
     for operand in distributed:
         plan.add_axes(operand, operand.axes, unsplit)
+    plan.split_results_instead_of_sums(operands, out, shape, unsplit)
     layouts = []
     for operand in operands:
         dist = plan.distribution(operand.labels, operand.shape)
@@ -155,6 +156,38 @@ class _ContractionPlan:
                     boundaries, cyclic = boundaries_and_cyclic(operand.dist, (axis,))
                     self.boundaries.update(boundaries)
                     self.cyclic.update(cyclic)
+
+    def split_results_instead_of_sums(
+        self, operands: Sequence[_Operand], out: Sequence[str], shape: torch.Size, unsplit: Collection[str]
+    ) -> None:
+        """Let axes that split a summed label split a label of the result, where that sends less.
+
+        It is possible if another operand is replicated over the axis, such as the weights of a sum over pixels: it is
+        cut along the label at no cost. The operands that the axis splits are gathered, instead of an all-reduce of the
+        result, which sends twice its size.
+        """
+        for summed, axis in [item for item in self.axis.items() if item[0] not in out]:
+            with_label = [o for o in operands if summed in o.labels]
+            split = [o for o in with_label if o.dist is not None and axis in o.dist.split]
+            if not split:  # an axis of one rank
+                continue
+            free = {
+                label: n
+                for o in with_label
+                if o not in split
+                for label, n in zip(o.labels, o.shape, strict=True)
+                if label in out and label not in (*self.axis, *unsplit) and self._can_split(o.labels, label, n)
+            }
+            label = max(free, key=free.__getitem__, default="")
+            gathered = sum(o.shape.numel() for o in split)
+            if free.get(label, 0) < self.grid.shape[axis] or gathered >= shape.numel():
+                continue
+            del self.axis[summed]
+            self.axis[label] = axis
+            # Blocks of pixels remain blocks of pixels; others are balanced.
+            if self.extents[label] != self.extents[summed]:
+                self.boundaries.pop(axis, None)
+                self.cyclic.pop(axis, None)
 
     def _can_split(self, labels: Sequence[str], label: str, n: int) -> bool:
         """Return True if a dimension can be split by its label: it neither broadcasts nor is on a diagonal."""

@@ -10,7 +10,7 @@ import torch
 
 from tests.distconv.layouts import normal
 from tests.layers.cache_keys import check_cache_keys
-from tests.layers.costs import C, Cost, N, W, check_bytes, check_saved_tensors
+from tests.layers.costs import WHOLE, C, Cost, N, W, check_bytes, check_saved_tensors
 from tests.layers.rounding import check_rounded_once, with_exact_operands
 
 WEIGHTS = {1: normal(2, 4, 3, 3)}
@@ -73,6 +73,8 @@ COSTS: dict[str, Cost] = {
     "rows of all columns": (lambda x: x.sum(3), lambda p: 0, 0),
     "sum": (torch.sum, lambda p: 0, 8),
     "sum of columns": (lambda x: x.sum(2), lambda p: 0, N * C * W * 8),
+    "product that is larger than x": (lambda x: normal(2, 1, 14, 12) @ x, lambda p: (p - 1) * WHOLE, 0),
+    "product of the size of x": (lambda x: normal(2, 1, 12, 12) @ x, lambda p: 0, WHOLE),
 }
 
 

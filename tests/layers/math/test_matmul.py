@@ -83,6 +83,36 @@ def test_rows_and_batches_keep_their_splits(comm):
     assert torch.einsum("nchw,ndhw->ncd", x, x).dist.split_axes == ()
 
 
+GROWING = {
+    "rows": (lambda x, w: w @ x, (13, 8)),
+    "rows for each channel": (lambda x, w: w @ x, (2, 14, 8)),
+    "two sums": (lambda x, w: torch.einsum("nchw,kldh->nklw", x, w.unsqueeze(2)), (5, 4, 8)),
+    "fewer rows than ranks": (lambda x, w: torch.einsum("nchw,kjhd->ndkjw", x, w), (1, 1, 8, 30)),
+    "on a diagonal": (lambda x, w: torch.einsum("nchw,kkh->nkcw", x, w), (30, 30, 8)),
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+@UP_TO_FOUR_RANKS
+def test_a_product_larger_than_what_it_sums_is_split_along_another_dimension(comm, name):
+    call, shape = GROWING[name]
+    weight = normal(*shape, seed=1)
+    uneven = dc.Distribution(
+        grid_over(comm, h=comm.size), (None, None, "h", None), boundaries={"h": (0, *range(5, 4 + comm.size), 8)}
+    )
+    for target in (*grids(comm, "nch"), uneven):
+        same_as_one_process(target, call, normal(3, 2, 8, 5), plain=[weight])
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_matrix_of_pixels_by_pixels_keeps_the_blocks_of_pixels(comm):
+    edges = (0, *range(5, 4 + comm.size), 8)
+    grid = grid_over(comm, h=comm.size)
+    x = dc.scatter(normal(2, 8, 1), dc.Distribution(grid, (None, "h", None), boundaries={"h": edges}))
+    y = torch.einsum("nmc,kmq->nqkc", x, normal(3, 8, 8))
+    assert y.dist == dc.Distribution(grid, (None, "h", None, None), boundaries={"h": edges})
+
+
 def test_matrices_that_do_not_fit_raise_torchs_error(comm):
     x = dc.scatter(normal(3, 6), grid_over(comm, n=comm.size))
     match = r"mat1 and mat2 shapes cannot be multiplied \(3x6 and 5x4\)"

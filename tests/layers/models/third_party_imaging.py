@@ -156,7 +156,7 @@ IMAGING = {
         squeeze_factor=4, **MODELS),
     "NAFNet": _spandrel("NAFNet", "NAFNet_arch", "NAFNet", *IMAGES, width=8, enc_blk_nums=[1, 1, 1],
         dec_blk_nums=[1, 1, 1]),
-    "SCUNet": _spandrel("SCUNet", "SCUNet", "SCUNet", 2, 3, 64, 64, config=[2] * 7, dim=64, input_resolution=64),
+    "SCUNet": _spandrel("SCUNet", "SCUNet", "SCUNet", 2, 3, 64, 64, config=[1] * 7, dim=64, input_resolution=64),
     "EfficientNet v2": _shallow(_efficient, 3, 3, 67, 75),
     "RetinaNet, losses": _detector("RetinaNet"),
     "FCOS, losses": _detector("FCOS"),

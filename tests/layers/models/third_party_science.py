@@ -58,7 +58,7 @@ SCIENCE = {
         embed_dims=[8, 16], depths=[1, 1], in_chans=3, out_chans=3),
     "Pangu-Weather": _physics("models.pangu.Pangu", 2, 72, 32, 48, img_size=(32, 48), patch_size=(2, 4, 4),
         embed_dim=12, num_heads=(2, 2, 2, 2), window_size=(2, 2, 3)),
-    "FengWu": _physics("models.fengwu.Fengwu", 2, 24, 32, 48, img_size=(32, 48), pressure_level=4, patch_size=(4, 4),
+    "FengWu": _physics("models.fengwu.Fengwu", 2, 24, 16, 24, img_size=(16, 24), pressure_level=4, patch_size=(4, 4),
         embed_dim=12, num_heads=(2, 2, 2, 2), window_size=(2, 2, 3)),
     "DLWP": _physics("models.dlwp.DLWP", 2, 2, 6, 16, 16, nr_input_channels=2, nr_output_channels=2,
         nr_initial_channels=4, depth=2, dims=("n", "c", None, "h", "w")),
