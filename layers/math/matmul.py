@@ -160,7 +160,7 @@ class _ContractionPlan:
     def split_results_instead_of_sums(
         self, operands: Sequence[_Operand], out: Sequence[str], shape: torch.Size, unsplit: Collection[str]
     ) -> None:
-        """Let axes that split a summed label split a label of the result, where that sends less.
+        """Split labels of the result by axes that split summed labels, where that sends less.
 
         It is possible if another operand is replicated over the axis, such as the weights of a sum over pixels: it is
         cut along the label at no cost. The operands that the axis splits are gathered, instead of an all-reduce of the

@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 import distconv as dc
 from distconv.communication.transport import count_traffic
+from distconv.jobs.planning.options import run_on_rank_0
 from distconv.jobs.verification.engine import journal
 from distconv.layers.common import call_site
 from tests.layers.models.paper_networks.networks import PAPERS
@@ -48,16 +49,35 @@ A cell has, separated by dots:
 4. *warn*: the calls that are computed replicated, with the bytes that every rank gathers for them.
 
 The networks are narrow and their inputs small, so that halos and temporary tensors weigh more than in practice. Sounds
-and the points of a mesh are split along their length by `h`. The last three grids were compared only.
+and the points of a mesh are split along their length by `h`.
 """
 
 
-WITH_COSTS = (*GRIDS[2], GRIDS[4][0])
-"""Grids for which the table has memory and bytes."""
+PAIRS, FOUR = GRIDS[2], GRIDS[4][0]
+"""Grids of two ranks, and the one of four."""
+
+TAIL = """
+## Bytes beyond halos
+
+With `h=2`, convolutions, pooling, shifted windows (`torch.roll`) and windows that end at blocks send halos or nothing.
+These calls send more:
+
+| call | networks | bytes |
+| --- | --- | --- |
+| attention over all pixels | ViT, DiT, ClimaX | keys and values of all other ranks |
+| windows across blocks | Swin, HAT, HaloNet, Pangu-Weather | keys and values of the windows, or their pixels |
+| bias of positions added in windows | Swin, SwinIR, HAT, SCUNet | its gradient (heads, n, n) in each block |
+| linear layer over pixels | MLP-Mixer, gMLP | the activation, in both passes |
+| product with a matrix of pixels by pixels | LambdaResNet | its gradient, 17 of 20 MB |
+| standardized weights | NFNet | their gradients, 174 of 176 MB, as large as the weights |
+| custom Functions and operators | NAFNet, SFNO, Spherical U-Net | full tensors: they are computed replicated |
+| edges between nodes | GraphCast | gradients of the nodes |
+| `torch.rot90` of faces | DLWP | the faces |
+"""
 
 
 class Outcome(NamedTuple):
-    """Result of a network on one grid; no memory where the table has none."""
+    """Result of a network on one grid."""
 
     text: str
     memory: int
@@ -68,8 +88,7 @@ class Outcome(NamedTuple):
     def cell(self, one: int) -> str:
         """Return the cell of the table; ``one``: the memory of one process."""
         warned = f" · {self.warnings} warn ({journal.size(self.gathered)})" if self.warnings else ""
-        moved = f" · {self.memory / one:.2f} · {journal.size(self.sent)}" if self.memory else ""
-        return f"{self.text}{moved}{warned}"
+        return f"{self.text} · {self.memory / one:.2f} · {journal.size(self.sent)}{warned}"
 
 
 class Row(NamedTuple):
@@ -77,6 +96,10 @@ class Row(NamedTuple):
 
     memory: int
     outcomes: dict[str, Outcome]
+
+    def cells(self) -> list[str]:
+        """Return the cells of the table."""
+        return [each.cell(self.memory) for each in self.outcomes.values()]
 
 
 def outcome(comm: MPI.Intracomm, network: Network, expected: Values, grid: str) -> Outcome:
@@ -89,7 +112,7 @@ def outcome(comm: MPI.Intracomm, network: Network, expected: Values, grid: str) 
         with count_traffic() as traffic:
             outputs = train(model, inputs)
         found = results(model, inputs, outputs)
-        memory = activation_bytes(model, inputs) if grid in WITH_COSTS else 0
+        memory = activation_bytes(model, inputs)
     try:
         check(found, expected, grid)
         text = "exact"
@@ -108,18 +131,21 @@ def outcome(comm: MPI.Intracomm, network: Network, expected: Values, grid: str) 
     )
 
 
-def row(comm: MPI.Intracomm, pair: MPI.Intracomm, network: Network) -> Row:
-    """Return the results of a network: over grids of four ranks, and on each pair of ranks over other ones of two."""
+def alone(network: Network) -> tuple[Values, int]:
+    """Return the results of one process, and its memory."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model, inputs = built(network), network.inputs()
         expected = results(model, inputs, train(model, inputs))
-        memory = activation_bytes(model, inputs)
-    mine = GRIDS[2][comm.rank // 2 :: 2]
-    found = {grid: outcome(pair, network, expected, grid) for grid in mine}
-    pairs = {grid: each for part in comm.allgather(found) for grid, each in part.items()}
-    fours = {grid: outcome(comm, network, expected, grid) for grid in GRIDS[4]}
-    return Row(memory, {**{grid: pairs[grid] for grid in GRIDS[2]}, **fours})
+        return expected, activation_bytes(model, inputs)
+
+
+def row(comm: MPI.Intracomm, pair: MPI.Intracomm, network: Network) -> Row:
+    """Return the results of a network: on each pair of ranks over some grids, then on four ranks. Collective."""
+    expected, memory = run_on_rank_0(comm, lambda: alone(network))
+    mine = {grid: outcome(pair, network, expected, grid) for grid in PAIRS[comm.rank // 2 :: 2]}
+    found = {grid: each for part in comm.allgather(mine) for grid, each in part.items()}
+    return Row(memory, {**{grid: found[grid] for grid in PAIRS}, FOUR: outcome(comm, network, expected, FOUR)})
 
 
 def rows(comm: MPI.Intracomm, networks: Mapping[str, Network]) -> dict[str, Row]:
@@ -128,17 +154,15 @@ def rows(comm: MPI.Intracomm, networks: Mapping[str, Network]) -> dict[str, Row]
     for name, network in networks.items():
         found[name] = row(comm, pair, network)
         if comm.rank == 0:
-            print(name, *(each.cell(found[name].memory) for each in found[name].outcomes.values()), flush=True)
+            print(name, *found[name].cells(), sep=" | ", flush=True)
     return found
 
 
 def table(found: Mapping[str, Row], networks: Mapping[str, Network]) -> str:
     """Return the page's table."""
-    grids = [*GRIDS[2], *GRIDS[4]]
-    lines = [f"| network | package | {' | '.join(grids)} |", f"{'| --- ' * (2 + len(grids))}|"]
-    for name, each in found.items():
-        cells = (each.outcomes[grid].cell(each.memory) for grid in grids)
-        lines.append(f"| {name} | {networks[name].package} | {' | '.join(cells)} |")
+    columns = ["network", "package", *PAIRS, FOUR]
+    lines = [f"| {' | '.join(columns)} |", f"{'| --- ' * len(columns)}|"]
+    lines += [f"| {' | '.join([name, networks[name].package, *each.cells()])} |" for name, each in found.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -151,9 +175,9 @@ def main() -> int:
     wrong = [each for each in outcomes if each.text != "exact"]
     if comm.rank == 0:
         warned = sum(any(each.warnings for each in row.outcomes.values()) for row in found.values())
-        total = f"{len(found)} networks on {len(GRIDS[2] + GRIDS[4])} grids: {len(outcomes) - len(wrong)} of "
+        total = f"{len(found)} networks on {len(PAIRS) + 1} grids: {len(outcomes) - len(wrong)} of "
         total += f"{len(outcomes)} runs exact; {warned} networks warn.\n"
-        Path(sys.argv[1]).write_text(f"{HEAD}\n{total}\n{table(found, networks)}")
+        Path(sys.argv[1]).write_text(f"{HEAD}\n{total}\n{table(found, networks)}{TAIL}")
     return bool(wrong)
 
 
