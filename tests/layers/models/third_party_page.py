@@ -1,15 +1,17 @@
-"""Writes docs/evidence/third-party.md: networks of others over grids of two and four ranks against one process.
+"""Writes docs/evidence/third-party.md and .csv: networks of others over grids of two and four ranks and one process.
 
 ``mpiexec -n 4 python -m tests.layers.models.third_party_page docs/evidence/third-party.md`` with the extra third-party.
 """
 
 from __future__ import annotations
 
+import csv
 import re
 import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 from mpi4py import MPI
@@ -38,15 +40,9 @@ runs one step of SGD with momentum in training mode, then an evaluation, in floa
 it). Outputs, gradients of weights and of the input, weights and buffers after the step, and the evaluation's outputs
 are compared with one process.
 
-A cell has, separated by dots:
-
-1. *exact*: each tensor to 1e-9 of its largest number (1e-4 in float32).
-2. Memory: the peak of a forward pass on the rank with the highest, divided by that of one process. It is what torch's
-   CPU allocator has given out for activations and temporary tensors. Weights, which spatial grids replicate, do not
-   count.
-3. Bytes that the rank that sends most sends in a step: messages, and 2 (p - 1) / p of each buffer that p ranks
-   all-reduce. The all-reduce of the weights' gradients does not count.
-4. *warn*: the calls that are computed replicated, with the bytes that every rank gathers for them.
+*exact*: each tensor to 1e-9 of its largest number (1e-4 in float32). *Memory*: the peak of a forward pass on the rank
+with the highest, divided by that of one process. It is what torch's CPU allocator has given out for activations and
+temporary tensors. Weights, which spatial grids replicate, do not count.
 
 The networks are narrow and their inputs small, so that halos and temporary tensors weigh more than in practice. Sounds
 and the points of a mesh are split along their length by `h`.
@@ -73,6 +69,21 @@ These calls send more:
 | custom Functions and operators | NAFNet, SFNO, Spherical U-Net | full tensors: they are computed replicated |
 | edges between nodes | GraphCast | gradients of the nodes |
 | `torch.rot90` of faces | DLWP | the faces |
+
+## All networks
+
+A cell of [the table](NAME) has, separated by dots:
+
+1. *exact*, or *WRONG*.
+2. Memory.
+3. Bytes that the rank that sends most sends in a step: messages, and 2 (p - 1) / p of each buffer that p ranks
+   all-reduce. The all-reduce of the weights' gradients does not count.
+4. *warn*: the calls that are computed replicated, with the bytes that every rank gathers for them.
+
+```{csv-table}
+:file: NAME
+:header-rows: 1
+```
 """
 
 
@@ -158,12 +169,32 @@ def rows(comm: MPI.Intracomm, networks: Mapping[str, Network]) -> dict[str, Row]
     return found
 
 
-def table(found: Mapping[str, Row], networks: Mapping[str, Network]) -> str:
-    """Return the page's table."""
-    columns = ["network", "package", *PAIRS, FOUR]
+def summary(found: Mapping[str, Row], networks: Mapping[str, Network]) -> str:
+    """Return a table with a line for each package."""
+    grids = [*PAIRS, FOUR]
+    columns = ["package", "networks", "exact runs", "networks that warn", *(f"memory, {grid}" for grid in grids)]
     lines = [f"| {' | '.join(columns)} |", f"{'| --- ' * len(columns)}|"]
-    lines += [f"| {' | '.join([name, networks[name].package, *each.cells()])} |" for name, each in found.items()]
+    for package in dict.fromkeys(networks[name].package for name in found):
+        mine = [row for name, row in found.items() if networks[name].package == package]
+        exact = sum(each.text == "exact" for row in mine for each in row.outcomes.values())
+        warned = sum(any(each.warnings for each in row.outcomes.values()) for row in mine)
+        medians = (median(row.outcomes[grid].memory / row.memory for row in mine) for grid in grids)
+        counts = f"{len(mine)} | {exact} of {len(mine) * len(grids)} | {warned}"
+        lines.append(f"| {package} | {counts} | {' | '.join(f'{each:.2f}' for each in medians)} |")
     return "\n".join(lines) + "\n"
+
+
+def write_page(path: Path, found: Mapping[str, Row], networks: Mapping[str, Network]) -> None:
+    """Write the page, and next to it the table with a line for each network."""
+    outcomes = [each for row in found.values() for each in row.outcomes.values()]
+    exact = sum(each.text == "exact" for each in outcomes)
+    total = f"{len(found)} networks on {len(PAIRS) + 1} grids: {exact} of {len(outcomes)} runs exact."
+    with path.with_suffix(".csv").open("w", newline="") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        lines.writerow(["network", "package", *PAIRS, FOUR])
+        lines.writerows([name, networks[name].package, *row.cells()] for name, row in found.items())
+    tail = TAIL.replace("NAME", path.with_suffix(".csv").name)
+    path.write_text(f"{HEAD}\n{total}\nMemory is the median of a package.\n\n{summary(found, networks)}{tail}")
 
 
 def main() -> int:
@@ -171,14 +202,9 @@ def main() -> int:
     comm = MPI.COMM_WORLD
     networks = {**NETWORKS, **MODERN, **LARGE, **SCIENCE, **IMAGING, **PAPERS}
     found = rows(comm, {name: networks[name] for name in sys.argv[2:] or networks})
-    outcomes = [each for row in found.values() for each in row.outcomes.values()]
-    wrong = [each for each in outcomes if each.text != "exact"]
     if comm.rank == 0:
-        warned = sum(any(each.warnings for each in row.outcomes.values()) for row in found.values())
-        total = f"{len(found)} networks on {len(PAIRS) + 1} grids: {len(outcomes) - len(wrong)} of "
-        total += f"{len(outcomes)} runs exact; {warned} networks warn.\n"
-        Path(sys.argv[1]).write_text(f"{HEAD}\n{total}\n{table(found, networks)}{TAIL}")
-    return bool(wrong)
+        write_page(Path(sys.argv[1]), found, networks)
+    return any(each.text != "exact" for row in found.values() for each in row.outcomes.values())
 
 
 if __name__ == "__main__":
