@@ -141,7 +141,9 @@ def start(launcher: str, ranks: int, arguments: Sequence[str]) -> int:
     command = [*launcher.split(), "-n", str(ranks), sys.executable, "-m", "distconv", *arguments]
     print(f"== {ranks} rank{'s' if ranks > 1 else ''}", flush=True)
     try:
-        code = subprocess.run(command, env={"OMP_NUM_THREADS": "1", **os.environ}).returncode
+        # torch draws the samples of some operators from sets, whose order must be the same on all ranks.
+        defaults = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+        code = subprocess.run(command, env=defaults | os.environ).returncode
     except OSError as error:
         raise DistconvError(f"--mpiexec {launcher}: {error}") from error
     if code not in (0, 1):
