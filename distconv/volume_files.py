@@ -25,10 +25,10 @@ from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.output import PROGRESS, PartsOutput
 from distconv.tensor import DistTensor
-from distconv.whole_files import Folder
+from distconv.whole_files import Folder, open_regular
 
 _LARGEST_EXTENT = 32767
-"""Of a dimension in NIfTI-1; NIfTI-2 has larger ones."""
+"""Largest size of a dimension in NIfTI-1. NIfTI-2 permits larger ones."""
 _ALIGNED = 2
 """NIfTI's code of a matrix of unknown origin."""
 
@@ -116,7 +116,9 @@ class NiftiOutput(PartsOutput):
         """Yield the header of a volume, and its parts, of which one is in memory at a time."""
         yield memoryview(self._encoded(self._header(row)))
         for name in names:
-            yield memoryview((self._parts / name).read_bytes())
+            with open_regular(self._parts / name, follow_links=False) as file:
+                content = file.read()
+            yield memoryview(content)
 
     def _header(self, row: int) -> bytes:
         """Return the bytes of a file before its values."""
