@@ -97,7 +97,7 @@ class CoordinateManager:
         Returns
         -------
         Sites or None
-            The nearest set with the finer stride. None if there is none.
+            The nearest set with the finer stride, or None if no layer has derived the sites from such a set.
 
         Raises
         ------

@@ -138,7 +138,7 @@ class Executor:
         return predictions
 
     def close(self) -> None:
-        """Free the communicators of shared weights."""
+        """Free the communicators of shared weights. Collective: call on every rank."""
         self._shared.close()
 
     def drop_microbatches(self, before: int) -> None:

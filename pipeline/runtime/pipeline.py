@@ -81,8 +81,8 @@ class Pipeline:
     schedule : str or Schedule
         Schedule, or its name as in :func:`distconv.pipeline.schedule`.
     loss : callable
-        ``loss(output, target)`` returns the mean over samples. Both are nested if the last stage and :meth:`step` say
-        so.
+        ``loss(output, target)`` returns the mean over samples. The output of the last stage and the target of
+        :meth:`step` may be nested values.
     microbatches : int
         Micro-batches into which a synchronous schedule splits a mini-batch, of balanced sizes; at most one per sample.
         For a Schedule object, 1 (the default) stands for the number with which it was made.

@@ -74,7 +74,7 @@ class SharedWeights:
                 if isinstance(parameter, DistTensor):
                     raise PlanError(
                         f"pipeline: stages {list(users)} share {of_parameter[0]}, which a plan splits over ranks; "
-                        "leave it whole, without the axis c and shard_weights"
+                        "keep it complete on every rank, without the axis c and shard_weights"
                     )
                 by_users.setdefault(users, []).append(parameter)
                 if own in users[1:]:
@@ -126,7 +126,7 @@ class SharedWeights:
                     broadcast_tensor(comm, parameter.detach(), roots[0])
 
     def close(self) -> None:
-        """Free the communicators."""
+        """Free the communicators. Collective: call on every rank."""
         for group in self._groups:
             group.comm.Free()
         self._groups.clear()

@@ -84,7 +84,7 @@ def test_a_metric_takes_distributed_and_gathered_tensors(comm: Any, name: str) -
 @pytest.mark.parametrize("rows", [5, 2])
 @pytest.mark.parametrize("name", COUNTS)
 def test_metrics_that_count_are_exact_from_blocks(comm: Any, name: str, rows: int) -> None:
-    """Of two rows, the last of three ranks has none. The recipe of docs/how-to/metrics.md."""
+    """The recipe of docs/how-to/metrics.md. Two rows are split, so the last of three ranks has no row."""
     kind, arguments, options, *operands = COUNTS[name]
     predicted, true = (operand[..., :rows, :].contiguous() for operand in operands)
 

@@ -36,7 +36,7 @@ def train(model: nn.Module, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor
 
 
 def results(model: nn.Module, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Values:
-    """What a step and an evaluation give, whole, by kind and name."""
+    """Return the full tensors of a training step and of an evaluation, by kind and name."""
     gradients = {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
     tensors_of = {name: t for name, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
     state = {name: whole(tensor).clone() for name, tensor in tensors_of.items()}

@@ -18,7 +18,7 @@ def on_grid(count, seed):
 
 
 def brute_force(points, queries, radius=float("inf")):
-    """Of each query the pairs (distance, point) within the radius, sorted."""
+    """Return the sorted pairs (distance, point) within the radius of each query."""
     distances = (queries[:, None] - points[None]).square().sum(-1).sqrt().tolist()
     return [sorted((d, n) for n, d in enumerate(row) if d <= radius) for row in distances]
 
@@ -168,7 +168,7 @@ def test_over_ranks_neighbours_are_those_of_one_process(comm, make):
                 torch.testing.assert_close(leaf.grad, other.grad, rtol=1e-12, atol=1e-12)
 
 
-def test_plain_queries_beside_split_points_are_those_of_every_rank(comm):
+def test_plain_queries_and_split_points_give_the_result_of_one_process_on_every_rank(comm):
     points, queries = on_grid(25, 4), on_grid(12, 5)
     split = dc.scatter(points, grid_over(comm, n=comm.size), ("n", None))
     found = knn(split, queries, 3)
